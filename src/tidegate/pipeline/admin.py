@@ -1,4 +1,4 @@
-"""Administration of an app that does not run: status, reset, replay, resume, rebase, acknowledge.
+"""Administration of a stopped app: status, reset, replay, resume, rebase, acknowledge.
 
 Each change takes the lease first, so it is refused while the app runs, and becomes a commit of its own (`checkpoint`,
 R4). A coordinator in the middle of a round is fenced; data that others read does not disappear at once.
@@ -37,7 +37,7 @@ from tidegate.tables.commits import DEFAULT_TTL_MS, read_lease
 
 
 def require_not_read_again(app: str, line: SourceLine, to: int) -> None:
-    """Refuse to go back under kept state; a topic that was made anew names the offset it begins at in its remedy."""
+    """Refuse a position below kept state; for a recreated topic the remedy names its first offset."""
     at = line.frontier[1]
     if to >= at:
         return
@@ -109,7 +109,7 @@ def _check_offsets(records: Records, commit: CommitRecord, offsets: Mapping[str,
 
 
 def _rekeyed(records: Records, commit: CommitRecord) -> set[str]:
-    """The flows whose state is kept behind a `key_by`."""
+    """Return the flows that keep state behind a `key_by`."""
     found = records.load_app()
     lines = () if found is None else found[0].definitions.get(commit.definition, ())
     rekeyed = set[str]()
@@ -121,12 +121,12 @@ def _rekeyed(records: Records, commit: CommitRecord) -> set[str]:
     return rekeyed
 
 
-# -- ways_out -------------------------------------------------------------------------------------
+# -- status and changes -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AppStatus:
-    """An app as its records say. `owner` is who runs it now, empty when nobody does."""
+    """The status of an app according to its records. `owner` is the process that runs it, empty if none does."""
 
     app: str
     generation: int
@@ -145,13 +145,13 @@ class AppStatus:
     losses: tuple[Loss, ...] = ()
     backlog_bytes: int = 0
     held: Mapping[str, Held] = field(default_factory=dict)
-    orphans: int | None = None  # objects that no kept commit needs; None: nobody asked, or it cannot be said
+    orphans: int | None = None  # objects that no kept commit needs; None: not requested, or unknown
     orphan_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class CommitInfo:
-    """One commit in a list of them."""
+    """One commit in a list of commits."""
 
     round: int
     committed_ms: int
@@ -165,16 +165,16 @@ class CommitInfo:
 
 
 def list_apps(backend: StorageBackend) -> list[str]:
-    """The names of all apps that have state here."""
+    """Return the names of all apps that have state here."""
     names = {each.name.split("/")[1] for each in backend.list("apps") if each.name.endswith("/app")}
     return sorted(names)
 
 
 def has_app(backend: StorageBackend, app: str) -> bool:
-    """Whether an app of that name has state here: one look, however many there are."""
+    """Whether an app of that name has state here; one lookup, however many apps there are."""
     try:
         return Records(backend, app).load_app() is not None
-    except InvalidError:  # no name that an app can have
+    except InvalidError:  # not a valid app name
         return False
 
 
@@ -186,10 +186,10 @@ def app_status(
     clock: Clock | None = None,
     orphans: bool = False,
 ) -> AppStatus:
-    """Where an app stands; with a log, also how much is left to read.
+    """Return the status of an app; with a log, also how many records are left to read.
 
-    With `orphans` all its objects are listed, to say how many of them no kept commit needs: what a round in progress
-    has written, and what attempts left behind that failed. Runs remove them once they are older than `grace_ms`.
+    With `orphans` all its objects are listed, to count those that no kept commit needs: written by a round in
+    progress, or left by failed attempts. Runs remove them once they are older than `grace_ms`.
     """
     records = _existing(backend, app)
     commit = _newest(records)[0]
@@ -224,7 +224,7 @@ def app_status(
 
 
 def _unneeded(backend: StorageBackend, records: Records, clock: Clock) -> list[ObjectInfo] | None:
-    """Objects that no kept commit needs; None where damage, or a collection at this moment, hides which are."""
+    """Return the objects that no kept commit needs; None if damage or a concurrent collection makes that unknown."""
     try:
         return Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).unneeded()
     except (CorruptError, UnavailableError):
@@ -232,7 +232,7 @@ def _unneeded(backend: StorageBackend, records: Records, clock: Clock) -> list[O
 
 
 def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
-    """The commits that are kept, oldest first."""
+    """Return the kept commits, oldest first."""
     records = _existing(backend, app)
     app_record = records.load_app()
     known = {} if app_record is None else app_record[0].definitions
@@ -255,7 +255,7 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
 
 
 def _sound(records: Records, round: int) -> CommitRecord | None:
-    """A commit that is there and can be read."""
+    """Return the commit if it exists and can be read."""
     try:
         found = records.load_commit(round)
     except CorruptError:
@@ -280,7 +280,7 @@ def reset_app(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> CommitInfo:
-    """Forget all state and where reading was; the next start begins as the sources say, with any definition.
+    """Delete all state and positions; the next start begins as the sources say, with any definition.
 
     Results that were delivered stay in their topics; new ones follow them.
     """
@@ -298,12 +298,12 @@ def replay_app(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> CommitInfo:
-    """Compute again: from the beginning of the log, from a commit that is kept, or from offsets (flow → partition).
+    """Compute again: from the beginning of the log, from a kept commit, or from offsets (flow → partition).
 
-    Without `to_round` state begins empty: of all flows, or of the partitions whose offsets are given, so windows that
-    began before such an offset are incomplete. A re-keyed flow's state is not apart by source partition: give the
-    offsets of all of them. Results are sent again; in tables the later ones count. A commit that was undone, and that
-    the app has not come past again, cannot be gone back to.
+    Without `to_round` state begins empty: for all flows, or for the partitions whose offsets are given, so windows
+    that began before such an offset are incomplete. A re-keyed flow's state is not separated by source partition:
+    give the offsets of all of them. Results are sent again; in tables the later ones count. A commit that was
+    undone, and that the app has not passed again since, cannot be restored.
     """
     if to_round is not None and from_offsets is not None:
         raise InvalidError("replay either from a round, which has its own offsets, or from offsets; not both")
@@ -327,11 +327,11 @@ def resume_partition(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> CommitInfo:
-    """Go on with a stopped partition (`FLOW:3` or `TOPIC-3`), at the offset it stopped at or at `skip_to`.
+    """Resume a stopped partition (`FLOW:3` or `TOPIC-3`) at the offset where it stopped, or at `skip_to`.
 
-    What is skipped is recorded as a loss for ever; faults of the flow up to here count as acknowledged. An offset
-    below where it stopped is refused, unless the message that it stopped with names it: records that are in the state
-    would be counted twice.
+    Skipped offsets are recorded as a permanent loss, and the flow's faults so far count as acknowledged. An offset
+    below the stop is refused, unless the stop's message names it: records that are already in the state would be
+    counted twice.
     """
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
@@ -354,7 +354,7 @@ def resume_partition(
                 continue
             require_not_read_again(commit.app, line, to)
             first, following, skipped = line.frontier[1], to, line.skipped
-            if first < line.next_offset:  # it stopped at a record that was read before and held back
+            if first < line.next_offset:  # it stopped at a held-back record that was read before
                 following = max(to, line.next_offset)
                 skipped = (*skipped, (first, to)) if to > first else skipped
             if to > first:
@@ -369,7 +369,7 @@ def resume_partition(
 
 
 def acknowledge_faults(backend: StorageBackend, app: str) -> CommitInfo:
-    """Say that the faults found so far are known: exit codes are about new ones from here on."""
+    """Acknowledge the faults found so far: from now on exit codes report only new ones."""
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
         known, topics = acknowledged(commit, commit.totals), _topics(records, commit)
@@ -388,9 +388,9 @@ def rebase_outputs(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> CommitInfo:
-    """Go on where output topics end now, after somebody else wrote into them.
+    """Continue at the current ends of the output topics, after another program wrote to them.
 
-    What was committed and not delivered yet goes behind that, too.
+    Results that are committed and not yet delivered are appended there, too.
     """
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
@@ -438,7 +438,7 @@ def _edited(
     *,
     repairs: bool = False,
 ) -> CommitInfo:
-    """Commit a change under the app's lease; one that `repairs` needs no more than a commit that can be read."""
+    """Commit a change under the app's lease; with `repairs` the newest commit that can be read is enough."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     records = _existing(backend, app)
     with _turn(backend, records, clock, randomness) as generation:
@@ -446,7 +446,7 @@ def _edited(
         number = max(records.rounds()) + 1
         if (
             number > commit.round + 1
-        ):  # the last one is damaged; what this one had to deliver was delivered before it
+        ):  # the last one is damaged; its deliveries were done before it was committed
             commit = msgspec.structs.replace(commit, deliveries=())
         changed = msgspec.structs.replace(
             edit(records, commit),
@@ -517,7 +517,7 @@ def _emptied(commit: CommitRecord, why: str) -> CommitRecord:
 
 
 def _gone_back(records: Records, commit: CommitRecord, to_round: int) -> CommitRecord:
-    """As it was after that round; outputs go on from where they are now."""
+    """Return the state after that round, with outputs continuing at their current ends."""
     then = records.read_commit(to_round)[0]
     if not then.definition:
         raise InvalidError(
@@ -534,8 +534,8 @@ def _gone_back(records: Records, commit: CommitRecord, to_round: int) -> CommitR
 
 
 def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecord) -> None:
-    """Refuse a commit that is ahead of results which were sent after it: windows that are further in its state than in
-    these results would not be sent again, and topics would keep the older ones."""
+    """Refuse a commit that is ahead of results sent after it: windows that its state has advanced past would not be
+    sent again, and topics would keep the older results."""
     is_ahead = False
     for round in range(then.round + 1, commit.round + 1):
         found = _sound(records, round)
@@ -555,7 +555,7 @@ def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecor
 
 
 def _chosen(commit: CommitRecord, topics: Mapping[str, str], partition: str) -> list[SourceLine]:
-    """The stopped lines that `FLOW:3` or `TOPIC-3` means."""
+    """Return the stopped lines that `FLOW:3` or `TOPIC-3` names."""
     flow, colon, number = partition.rpartition(":")
     topic, dash, last = partition.rpartition("-")
     stopped = [line for line in commit.sources if line.stopped is not None]
@@ -579,7 +579,7 @@ def _positions(commit: CommitRecord) -> dict[str, dict[int, int]]:
 
 
 def _records(commit: CommitRecord, topics: Mapping[str, str]) -> int:
-    """Records read since the app was made, those of a topic once."""
+    """Count the records read since the app was created, those of a topic once."""
     return read_once(commit.totals, topics)["records"]
 
 

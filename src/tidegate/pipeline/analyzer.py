@@ -1,7 +1,7 @@
-"""Checks of a definition against the columns there are, and the encoding of results in topics.
+"""Check a definition against its columns, and choose the encoding of results in topics.
 
-Each step is checked when it is added, so that an error points at the line that caused it. A message names what was
-asked for, what exists, and what to write instead.
+Each step is checked when it is added, so that an error points at the line that caused it. A message names the
+request, what exists, and what to write instead.
 
 Order of steps:
 C1  `validate` comes first: it reads the producers' numbering, which later steps do not have.
@@ -75,7 +75,7 @@ from tidegate.windows.operators.windowed_operator import Emit
 
 @dataclass(frozen=True, eq=False)
 class ValueFormat:
-    """What writes the values of one sink; `column` is the only one written, or None for all of `columns`."""
+    """Encodes the values of one sink; `column` is the only one written, or None for all of `columns`."""
 
     columns: tuple[str, ...]
     serde: Serde[Any] | None  # None: JSON
@@ -83,7 +83,7 @@ class ValueFormat:
 
     @classmethod
     def of(cls, sink: To, schema: pa.Schema, window: Aggregate | None) -> ValueFormat:
-        """Choose and check; `InvalidError` names the sink and what does not fit."""
+        """Choose and check the format; `InvalidError` names the sink and what does not fit."""
         if sink.value is not None:
             chosen = cls._given(sink, sink.value, schema)
         elif window is not None and _is_lone_count(window):
@@ -116,7 +116,7 @@ class ValueFormat:
         return cls(tuple(schema.names), serde, schema.names[0])
 
     def encode(self, values: pa.RecordBatch) -> pa.BinaryArray:
-        """The values of these rows; none is null, unless its one column is."""
+        """Return the encoded values of these rows; a null only where its one column is null."""
         if self.serde is None:
             return encode_objects(values)
         if self.column is not None:
@@ -127,7 +127,8 @@ class ValueFormat:
         )
 
     def read_serde(self, schema: pa.Schema) -> Serde[Any] | None:
-        """What a table over the topic would be given to read these values; None where JSON cannot say a type."""
+        """Return the serde for a table over the topic that reads these values; None where JSON cannot express a
+        type."""
         if self.serde is not None:
             return self.serde
         try:
@@ -201,7 +202,7 @@ _A_NEW_VALUE_IS_NO_COPY = (
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Columns and keys at the source, then after each step."""
+    """The columns and keys at the source, then after each step."""
 
     schemas: tuple[pa.Schema, ...]
     key_serdes: tuple[Serde[Any], ...]
@@ -211,7 +212,7 @@ class Shape:
 
 
 def source_shape(source: Source) -> Shape:
-    """Check a source; what its events look like."""
+    """Check a source and return the shape of its events."""
     check_topic_name(source.topic)
     where = f"stream {source.topic}"
     for serde in (source.key, source.value):
@@ -229,7 +230,7 @@ def source_shape(source: Source) -> Shape:
 
 
 def check_steps(source: Source, steps: Sequence[Step]) -> Shape:
-    """Check all steps in order."""
+    """Check all steps in order and return the shape of events after them."""
     shape = source_shape(source)
     for place, step in enumerate(steps):
         shape = check_step(source, steps[:place], step, shape)
@@ -237,7 +238,7 @@ def check_steps(source: Source, steps: Sequence[Step]) -> Shape:
 
 
 def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape) -> Shape:
-    """Check one step after others; what events look like behind it."""
+    """Check one step and return the shape of events after it."""
     schema, key = shape.schemas[-1], shape.key_serdes[-1]
     where = f"stream {source.topic}, {step_name(step)}"
     _check_order(where, before, step)
@@ -277,7 +278,7 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
 
 
 def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], shape: Shape) -> None:
-    """Check where results go."""
+    """Check the outputs."""
     if not sinks:
         raise InvalidError(
             f"stream {source.topic} goes nowhere: end it with .to_topic(topic) or .to_table(name)"
@@ -314,7 +315,7 @@ def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], sh
 
 
 def rekeying(source: Source, steps: Sequence[Step]) -> tuple[int | None, str]:
-    """Which `key_by` makes records change places, and why or why not."""
+    """Return the `key_by` that repartitions records, if any, and the reason."""
     keyed = [place for place, step in enumerate(steps) if isinstance(step, KeyBy)]
     stateful = [place for place, step in enumerate(steps) if isinstance(step, Dedupe | Aggregate)]
     if not stateful:
@@ -339,7 +340,7 @@ def rekeying(source: Source, steps: Sequence[Step]) -> tuple[int | None, str]:
 
 
 def step_name(step: Step) -> str:
-    """What the step is called where users write it."""
+    """Return the name of the step as users write it."""
     match step:
         case Dedupe():
             return "drop_duplicates"

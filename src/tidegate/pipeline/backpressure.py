@@ -1,14 +1,14 @@
-"""The brake: how much each task may still take in, by the backlog of the process that keeps its state.
+"""Backpressure: limits how much each task may read, by the backlog of the process that keeps its state.
 
-Backlog is data accepted and not pruned. From three quarters of the limit on nothing more is read, but for ticks that
-can free something; where no tick can, reading is what moves time, so one small range is let through. If time then
-moved over all that is kept and nothing was freed, or the limit is nearly reached, what is kept does not fit: the
-run ends with `retention_exceeds_backlog` and says what to change.
+The backlog is data that was accepted and not pruned. From three quarters of the limit on, nothing more is read,
+except for ticks that can free something. Where no tick can, only reading advances time, so one small range is
+admitted. If time then passed everything that is kept and nothing was freed, or the limit is nearly reached, the
+state does not fit: the run ends with `retention_exceeds_backlog` and says what to change.
 
-A1  a partition that has records and may read none is never told as caught up: the planner over-admits, waits for a
-    moment it can name, or raises.
-A2  every over-admitted range is bounded, and takes at most half of the room that is left; each either moves time, or
-    fills the last quarter; so it ends.
+A1  a partition that has records and may read none is never reported as caught up: the planner over-admits, waits for
+    a moment it can name, or raises.
+A2  every over-admitted range is bounded, and takes at most half of the room that is left; each either advances time,
+    or fills the last quarter; so it ends.
 
 Thread rule: one coordinator, one thread.
 """
@@ -25,7 +25,7 @@ from tidegate.pipeline.flow_facts import FlowFacts
 
 THRESHOLD_PERMILLE: Final = 750
 FULL_PERMILLE: Final = 970
-OVER_ADMITTED: Final = 1000  # records let through where nothing else helps: about a log batch
+OVER_ADMITTED: Final = 1000  # records admitted where nothing else helps: about one log batch
 FIRST_GUESS_BYTES: Final = 64.0
 BUCKETS_MS: Final = 120_000  # state is freed by buckets, which are minutes at least
 
@@ -35,19 +35,19 @@ Place: TypeAlias = Callable[[str, int], int]
 
 @dataclass
 class Backpressure:
-    """What is known of the backlog: how it grows with records, and what happened since the brake went on."""
+    """The state of the backlog: its growth per record, and what happened since backpressure began."""
 
     limit_bytes: int
     place: Place
-    growth: dict[str, float] = field(default_factory=dict)  # flow → bytes a record, as far as it was seen
-    _since: dict[str, int] = field(default_factory=dict)  # braked flow → least stream time when it began
+    growth: dict[str, float] = field(default_factory=dict)  # flow → bytes per record, where it was measured
+    _since: dict[str, int] = field(default_factory=dict)  # throttled flow → least stream time when it began
 
     @property
     def threshold_bytes(self) -> int:
         return self.limit_bytes * THRESHOLD_PERMILLE // 1000
 
     def note(self, before: CommitRecord, after: CommitRecord, records: Mapping[str, int]) -> None:
-        """A round of so many records of each flow changed the tasks' backlog."""
+        """Record by how much a round with these records of each flow changed the tasks' backlog."""
         held = _by_flow(before)
         for flow, now in _by_flow(after).items():
             if count := records.get(flow, 0):
@@ -57,7 +57,7 @@ class Backpressure:
     def admitted(
         self, flows: Mapping[str, FlowFacts], commit: CommitRecord, wanted: Mapping[Source, int]
     ) -> dict[Source, int]:
-        """What may be read of what is wanted, so that no process goes over its share."""
+        """Return how many of the wanted records may be read, so that no process exceeds its share."""
         free = self._free(flows, commit)
         cost = dict.fromkeys(free, 0.0)
         shares = {source: self._shares(flows[source[0]], source[1]) for source in wanted}
@@ -82,9 +82,9 @@ class Backpressure:
         waiting: Sequence[str],
         held: Container[str] = (),
     ) -> int:
-        """How many records each braked source may read nevertheless; `OverloadError` when that leads nowhere.
+        """Return how many records each throttled source may read anyway; `OverloadError` when that cannot help.
 
-        Flows that have `held` events back free them as the partition comes on that is behind, whatever windows keep.
+        Flows with `held` events free them as the partition that is behind advances, whatever windows keep.
         """
         for flow in sorted({flow for flow, _ in braked}):
             time = _least_time(commit, flow)
@@ -100,13 +100,13 @@ class Backpressure:
         return max(1, min(OVER_ADMITTED, int(room)))
 
     def released(self) -> None:
-        """Something was read again in the ordinary way."""
+        """Note that reading was admitted normally again."""
         self._since.clear()
 
     def overload(
         self, flows: Mapping[str, FlowFacts], commit: CommitRecord, waiting: Sequence[str] = ()
     ) -> OverloadError:
-        """What does not fit, why, and what to change; the flow that holds most is the one to look at."""
+        """Return the error that says what does not fit, why, and what to change; it names the flow that holds most."""
         used = max(self._used(flows, commit).values(), default=0)
         held_by = _by_flow(commit)
         flow = max(flows, key=lambda name: held_by.get(name, 0))
@@ -140,7 +140,7 @@ class Backpressure:
         return used
 
     def _shares(self, flow: FlowFacts, partition: int) -> dict[int, float]:
-        """Which processes take in what of a source, and which part of it."""
+        """Return which processes read a source, and which share of it."""
         if not flow.is_stateful:
             return {}
         if not flow.is_rekeyed:

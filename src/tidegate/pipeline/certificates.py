@@ -1,9 +1,9 @@
-"""The certificate of a committed round: which offsets it read, what they held, and the commit it stands for.
+"""The certificate of a committed round: the offsets it read, the digests of their records, and its commit.
 
-Nothing is computed while a round runs. The commit says which offsets were read; their digests come from the log, for as
-long as it holds them.
+Nothing is computed while a round runs. The commit says which offsets were read; their digests are computed from the
+log while it still holds them.
 
-Thread rule: one thread; a runner's workers are its own business.
+Thread rule: one thread; a runner manages its own workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def certify_round(
     runner: Runner | None = None,
     key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Certify a committed round of an app, its last one without `round`; the log at `url` has its sources."""
+    """Return the certificate of a committed round of an app, by default the last; the log at `url` has its sources."""
     records = Records(backend, app)
     loaded = records.load_app()
     if loaded is None:
@@ -89,7 +89,7 @@ def certify_round(
 def _read(
     records: Records, commit: CommitRecord, flows: Mapping[str, str]
 ) -> dict[tuple[str, str], dict[int, tuple[int, int]]]:
-    """What the round read: from where its plan, or the commit before it, says, up to where it says itself."""
+    """Return the offset ranges that the round read: from its plan's starts, or the commit before, to its own ends."""
     plan = records.load_plan(commit.round)
     before = records.load_commit(commit.round - 1) if commit.round else None
     starts: dict[tuple[str, int], int] = {}

@@ -17,9 +17,9 @@ R3  `put_commit` returns the one commit of the round: ours, or one with the same
 R4  an administrative change (new definition, reset, replay, resume) is a commit without a plan. It takes the next
     round number, so a coordinator in the middle of that round is fenced by R3.
 R5  commits are numbered without gaps and only deleted from the oldest (`gc`). A coordinator that was suspended until
-    its round was deleted could create that record again. Whoever creates a commit therefore checks the lease
-    afterwards (`lease`), before anything builds on it. Only a later generation can have deleted the record, and its
-    epoch was in the lease before that. The stray record is older than the newest commit, is never read, and is
+    its round was deleted could create that record again. A coordinator that creates a commit therefore checks the
+    lease afterwards (`lease`), before anything builds on it. Only a later generation can have deleted the record, and
+    its epoch was in the lease before that. The stray record is older than the newest commit, is never read, and is
     collected.
 C1  a line that the round did not change is copied from the last commit byte for byte.
 C2  every section of every parcel gets its offset: the end of everything committed for its partition before, in the
@@ -71,7 +71,7 @@ READABLE: Final = (
     2,
     3,
     4,
-)  # 1: no topic ids, nothing held back; 2: no limits; 3: no stops at held-back records
+)  # 1: no topic ids, no held events; 2: no limits; 3: no stops at held events
 KEPT: Final = 10  # commits that stay readable
 INLINE_BYTES: Final = 64 << 10
 
@@ -90,7 +90,7 @@ class FlowLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AppRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the app is. `definitions` are all that a retained commit may name, by digest."""
+    """The app's record. `definitions` are all definitions that a retained commit may name, by digest."""
 
     version: int
     app: str
@@ -99,12 +99,12 @@ class AppRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One source partition of one flow: where it goes on, and since when it has been silent.
+    """One source partition of one flow: the position of its reader, and since when it has been silent.
 
-    `state` is its reader's own; where that is large, `apart` names the object that holds it and `state` is its
-    digest. `seen_ms` is the time of the last round that had records of it, or of the first that asked for some.
-    `topic_id` is the id of the topic that `next_offset` counts in; empty until a round has seen it. `skipped` are
-    offsets (first, next) that somebody chose to leave out after they were read; they are held back still.
+    `state` is the reader's own; a large one is stored as an object: `apart` is its name and `state` its digest.
+    `seen_ms` is the time of the last round that had records of it, or of the first that asked for some. `topic_id`
+    is the id of the topic that `next_offset` counts in; empty until a round has seen it. `skipped` are offset ranges
+    (first, next) that were set to be left out after they were read; they are still held back.
     """
 
     flow: str
@@ -120,7 +120,7 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def frontier(self) -> tuple[int, int]:
-        """The stream time and offset up to which its events can be worked on."""
+        """The stream time and offset below which its events can be processed."""
         stop = self.stopped
         if stop is not None and stop.stream_time is not None:
             return stop.stream_time, stop.offset
@@ -128,7 +128,7 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task of one flow: the token that brings its state back, and what it held."""
+    """One task of one flow: the token that restores its state, and the size of that state."""
 
     flow: str
     task: int
@@ -137,11 +137,11 @@ class TaskLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backlog_bytes: int = 0
     memory_bytes: int = 0
     ticked_ms: int = -1  # the time of the last round it took part in
-    held: Held | None = None  # what it has read and holds back
+    held: Held | None = None  # events it has read and holds back
 
 
 class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Records that were deleted from the log before this flow read them, and that somebody accepted to lose."""
+    """Records that were deleted from the log before this flow read them, and whose loss was accepted."""
 
     flow: str
     partition: int
@@ -160,7 +160,7 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition that the plan takes out: what it was to read next is not in the log."""
+    """A partition that the plan stops: its next offset is not in the log."""
 
     flow: str
     partition: int
@@ -168,7 +168,7 @@ class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a round is to do, decided before anything of it begins."""
+    """The plan of a round, stored before any work of the round begins."""
 
     version: int
     app: str
@@ -187,14 +187,14 @@ class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the tasks of an app may hold together: accepted and not pruned, and in memory."""
+    """The limits of what the tasks of an app hold together: backlog (accepted and not pruned) and memory."""
 
     backlog_bytes: int
     memory_bytes: int
 
 
 class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is true after a round. `plan` is empty where the commit is a change from outside, said in `change`.
+    """The state after a round. `plan` is empty for an administrative change, which `change` describes.
 
     `limits` are those of the last run that did a round; None before that.
     """
@@ -214,28 +214,28 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deliveries: tuple[Delivery, ...] = ()
     ends: dict[
         str, dict[int, int]
-    ] = {}  # topic → partition → the offset after all that was ever committed for it
-    totals: dict[str, dict[str, int]] = {}  # flow → counter → since the app was made
+    ] = {}  # topic → partition → the offset after everything committed for it so far
+    totals: dict[str, dict[str, int]] = {}  # flow → counter → since the app was created
     watermarks: dict[str, int] = {}
     losses: tuple[Loss, ...] = ()
-    closed: tuple[str, ...] = ()  # flows whose input was said to end here
+    closed: tuple[str, ...] = ()  # flows whose input ended here
     change: str = ""
     limits: Limits | None = None
 
 
 def digest(record: bytes) -> bytes:
-    """What tells one record from every other: 16 bytes of BLAKE2b."""
+    """The digest of a record: 16 bytes of BLAKE2b."""
     return hashlib.blake2b(record, digest_size=16).digest()
 
 
 def escaped(name: str) -> str:
-    """A flow's name as one part of an object's name."""
+    """A flow's name as one component of an object's name."""
     quoted = quote(name, safe="=+@,")
     return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
 
 
 def app_folder(app: str) -> str:
-    """Where an app's records live; its name must be good for a path as it is."""
+    """The folder of an app's records; its name must be usable as a path component."""
     return f"apps/{check_state_name('app', app)}"
 
 
@@ -260,22 +260,22 @@ class Records:
     # -- what the app is -------------------------------------------------------------------------
 
     def load_app(self) -> tuple[AppRecord, str] | None:
-        """The app's record and its version; None when there is no such app."""
+        """Return the app's record and its version; None if there is no such app."""
         found = self.backend.read_published(f"{self.folder}/app")
         return None if found is None else (self._decoded("app", found[0], AppRecord), found[1])
 
     def save_app(self, record: AppRecord, expected: str | None) -> None:
-        """Replace the app's record; `ConflictError` when it changed meanwhile."""
+        """Replace the app's record; `ConflictError` if it changed meanwhile."""
         self.backend.publish(f"{self.folder}/app", encode(record), expected=expected)
 
     # -- rounds ----------------------------------------------------------------------------------
 
     def rounds(self) -> list[int]:
-        """The numbers of all commits there are, in order."""
+        """Return the numbers of all commits, in order."""
         return sorted(self._numbers("commits"))
 
     def newest_sound(self) -> tuple[CommitRecord, bytes]:
-        """The newest commit that can be read, and its digest; raises what is wrong with the last one otherwise."""
+        """Return the newest commit that can be read, and its digest; if none can, raise the error of the last one."""
         damage: CorruptError | None = None
         for round in reversed(self.rounds()):
             try:
@@ -289,15 +289,15 @@ class Records:
         return max(self._numbers("commits"), default=None)
 
     def load_plan(self, round: int) -> tuple[PlanRecord, bytes] | None:
-        """The plan of a round and its digest; None where nobody made one."""
+        """Return the plan of a round and its digest; None if there is none."""
         return self._load(self.plan_name(round), PlanRecord)
 
     def load_commit(self, round: int) -> tuple[CommitRecord, bytes] | None:
-        """The commit of a round and its digest; None where there is none."""
+        """Return the commit of a round and its digest; None if there is none."""
         return self._load(self.commit_name(round), CommitRecord)
 
     def read_commit(self, round: int) -> tuple[CommitRecord, bytes]:
-        """The commit of a round, which must be there."""
+        """Return the commit of a round, which must exist."""
         found = self.load_commit(round)
         if found is None:
             kept = self.rounds()
@@ -306,7 +306,7 @@ class Records:
         return found
 
     def put_plan(self, plan: PlanRecord) -> tuple[PlanRecord, bytes]:
-        """The plan of the round, ours or the one that was there (R2), and its digest."""
+        """Store the plan of a round; return the plan that counts, ours or an earlier one (R2), and its digest."""
         name = self.plan_name(plan.round)
         data, won = self._create(name, encode(plan))
         if won:
@@ -320,7 +320,7 @@ class Records:
         return found, digest(data)
 
     def put_commit(self, commit: CommitRecord) -> tuple[CommitRecord, bytes]:
-        """The commit of the round, ours or the one that was there (R3), and its digest."""
+        """Store the commit of a round; return the commit that counts, ours or an earlier one (R3), and its digest."""
         name = self.commit_name(commit.round)
         data, won = self._create(name, encode(commit))
         if won:
@@ -336,7 +336,7 @@ class Records:
         return found, digest(data)
 
     def put_change(self, commit: CommitRecord) -> tuple[CommitRecord, bytes]:
-        """A commit without a plan (R4); `ConflictError` when a round was committed meanwhile."""
+        """Store a commit without a plan (R4); `ConflictError` if a round was committed meanwhile."""
         data, won = self._create(self.commit_name(commit.round), encode(commit))
         if not won:
             raise ConflictError(f"app {self.app} committed round {commit.round} meanwhile; try again")
@@ -347,7 +347,7 @@ class Records:
     def store_state(
         self, flow: str, partition: int, round: int, unique: str, state: bytes
     ) -> tuple[bytes, str]:
-        """The state as a line holds it: itself, or its digest and the object it was put into."""
+        """Store a source state for a line: inline, or as a separate object with its digest in the line."""
         if len(state) <= INLINE_BYTES:
             return state, ""
         name = check_name(f"{self.folder}/sources/{escaped(flow)}/{partition}/{round:010d}-{unique}")
@@ -355,7 +355,7 @@ class Records:
         return digest(state), name
 
     def state_of(self, line: SourceLine) -> bytes:
-        """The state of a line, wherever it lies; `CorruptError` when it is not what was committed."""
+        """Return the state of a line, inline or from its object; `CorruptError` if it is not what was committed."""
         if not line.state_object:
             return line.state
         state = bytes(memoryview(self.backend.read(line.state_object)))
@@ -369,11 +369,11 @@ class Records:
         return state
 
     def delete(self, kind: str, round: int) -> None:
-        """Remove a plan or a commit; `gc` knows which."""
+        """Remove a plan or a commit; `gc` decides which."""
         self.backend.delete(f"{self.folder}/{kind}/{round:010d}")
 
     def numbers(self, kind: str) -> list[int]:
-        """The rounds that have a record of this kind (`plans`, `commits`)."""
+        """Return the rounds that have a record of this kind (`plans`, `commits`)."""
         return sorted(self._numbers(kind))
 
     # -- inside ----------------------------------------------------------------------------------
@@ -385,9 +385,9 @@ class Records:
                 yield int(last)
 
     def _create(self, name: str, data: bytes) -> tuple[bytes, bool]:
-        """Publish if absent; what is there now, and whether it is ours.
+        """Publish if absent; return the stored bytes, and whether they are ours.
 
-        An answer that was lost is no trouble: our own bytes are found and taken for ours.
+        If the answer was lost, our own bytes are found and count as ours.
         """
         try:
             self.backend.publish(name, data, expected=None)
@@ -431,7 +431,7 @@ class Records:
         return record
 
     def _require_readable(self, name: str, data: bytes) -> None:
-        """Tell a record of a later release from a damaged one."""
+        """Distinguish a record of a later release from a damaged one."""
         try:
             version = msgspec.msgpack.decode(data, type=_Versioned).version
         except msgspec.DecodeError:
@@ -449,7 +449,7 @@ class _Versioned(msgspec.Struct):
 
 # -- committing -----------------------------------------------------------------------------------
 
-KEPT_LOSSES: Final = 1000  # of an app; older ones are summed up
+KEPT_LOSSES: Final = 1000  # per app; older ones are summed up
 LATEST: Final = 2**63 - 1
 EndOf = Callable[[str, int], int]
 
@@ -467,7 +467,8 @@ def commit_of(
     now_ms: int,
     limits: Limits | None = None,
 ) -> CommitRecord:
-    """The commit of a round. `states` are the sources' new states: bytes, or digest and name of what lies apart."""
+    """Build the commit of a round. `states` are the sources' new states: bytes, or digest and name of a stored
+    object."""
     tasks = _tasks(plan, before, result.tasks)
     sources = _still_skipped(_sources(plan, before, result.sources, states, flows), tasks)
     deliveries, ends = _deliveries(plan.round, before, result.tasks, end_of)
@@ -499,7 +500,7 @@ def commit_of(
 def void_of(
     plan: PlanRecord, plan_digest: bytes, before: CommitRecord, *, generation: int, now_ms: int
 ) -> CommitRecord:
-    """The commit of a round that could not be done as planned and is given up: nothing but its number changes."""
+    """Build the commit of a round that could not be done as planned and is abandoned: only the round number changes."""
     return CommitRecord(
         version=VERSION,
         app=before.app,
@@ -525,7 +526,7 @@ def void_of(
 
 
 def require_whole(order: RoundOrder, result: RoundResult) -> None:
-    """An engine that leaves something out, or does something twice, is not believed."""
+    """Check that the engine returned exactly one result for every source and task of the order (`coordinator`, E1)."""
     ordered = [(each.flow, each.partition) for each in order.sources]
     wanted = [(each.flow, each.task) for each in order.tasks]
     came = [(each.flow, each.partition) for each in result.sources]
@@ -639,7 +640,7 @@ def _totals(before: CommitRecord, result: RoundResult) -> dict[str, dict[str, in
         flow = totals.setdefault(task.flow, {})
         _add(flow, "rows_sent", task.rows_sent)
         for name, count in task.counters.items():
-            if name != "delivered":  # of the round before, and only when a task did it
+            if name != "delivered":  # counted for the round before, and only when a task delivered
                 _add(flow, name, count)
     return {flow: dict(sorted(counters.items())) for flow, counters in sorted(totals.items())}
 
@@ -654,7 +655,7 @@ def _watermarks(
 ) -> dict[str, int]:
     marks = dict(before.watermarks)
     limits: dict[str, int] = {}
-    for result in results:  # events that are held back from a stop on must not come late when it is resumed
+    for result in results:  # events that are held back from a stop on must not be late when it is resumed
         if result.stopped is not None and result.stopped.stream_time is not None:
             limits[result.flow] = min(result.stopped.stream_time, limits.get(result.flow, LATEST))
     for name, tick in plan.ticks.items():
@@ -664,7 +665,7 @@ def _watermarks(
 
 
 def _losses(losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
-    """All losses; the oldest of a very long list are summed up by partition, so that none is forgotten."""
+    """All losses; the oldest of a very long list are summed up by partition."""
     if len(losses) <= KEPT_LOSSES:
         return losses
     old, recent = losses[: -KEPT_LOSSES // 2], losses[-KEPT_LOSSES // 2 :]

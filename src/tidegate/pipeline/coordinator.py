@@ -1,4 +1,4 @@
-"""The coordinator: one round after the other, plan → execute → commit → deliver → collect.
+"""The coordinator runs one round after another: plan → execute → commit → deliver → collect.
 
 `planner` decides what a round does, an `Engine` does it, `checkpoint` turns the results into a commit and decides
 which coordinator was first. Everything kept between rounds is a copy of the newest commit, so a coordinator that dies
@@ -17,7 +17,8 @@ M6  a task finds records that fail in a step behind state. The round is then rep
     earlier round and held back is set aside by its source and skipped by its task; or its partition stops, and later
     events stay held back.
 
-Engines keep nothing that counts. An engine may run an order twice and may lose all memory between rounds.
+Engines keep no state that results depend on. An engine may run an order twice and may lose all memory between
+rounds.
 
 E1  `Engine.run` returns one result for every source and every task of the order, in any order.
 E2  an error keeps its type: a `TidegateError` raised by a task is raised by `run` as the same class.
@@ -83,37 +84,37 @@ from tidegate.storage.backends.base import StorageBackend
 
 
 class Engine(Protocol):
-    """Where the work of rounds is done."""
+    """Executes the work of rounds."""
 
     @property
     def name(self) -> str:
-        """`local` or `spark`: for people."""
+        """`local` or `spark`, for display."""
         ...
 
     @property
     def slots(self) -> int:
-        """How many tasks run at the same time."""
+        """The number of tasks that run at the same time."""
         ...
 
     @property
     def processes(self) -> int:
-        """How many worker processes hold state, each with the budgets of the app's storage config."""
+        """The number of worker processes that hold state, each with the budgets of the app's storage config."""
         ...
 
     def place(self, flow: str, task: int) -> int:
-        """Which of the processes keeps the state of a task; 0 ≤ place < `processes`."""
+        """Return which process keeps the state of a task; 0 ≤ place < `processes`."""
         ...
 
     def run(self, order: RoundOrder) -> RoundResult:
-        """Do one round's work."""
+        """Execute one round and return its results."""
         ...
 
     def cancel(self) -> None:
-        """End the work that is being done now, from any thread, where that is possible; its round does not count."""
+        """Cancel the work in progress, from any thread, if possible; its round does not count."""
         ...
 
     def close(self) -> None:
-        """Let go of workers; state that counts is in tokens."""
+        """Release the workers; committed state is in tokens."""
         ...
 
 
@@ -125,7 +126,8 @@ Task = tuple[str, int]
 def split_deliveries(
     deliveries: Sequence[Delivery], tasks: Collection[Task]
 ) -> tuple[dict[Task, tuple[Delivery, ...]], tuple[Delivery, ...]]:
-    """Those for tasks of the next round, by task, and those the coordinator delivers before it."""
+    """Split deliveries into those for tasks of the next round, by task, and those the coordinator delivers before
+    it."""
     if _share_a_partition(deliveries):
         return {}, in_order(deliveries)
     handed: dict[Task, tuple[Delivery, ...]] = {}
@@ -140,7 +142,7 @@ def split_deliveries(
 
 
 def in_order(deliveries: Sequence[Delivery]) -> tuple[Delivery, ...]:
-    """By round, flow and task: the order in which bases were given."""
+    """Sort by round, flow and task: the order in which base offsets were assigned."""
     return tuple(sorted(deliveries, key=lambda each: (each.round, each.flow, each.task)))
 
 
@@ -154,7 +156,7 @@ def _share_a_partition(deliveries: Sequence[Delivery]) -> bool:
     return False
 
 
-# -- master ---------------------------------------------------------------------------------------
+# -- coordinator -----------------------------------------------------------------------------------
 
 RETRY_MS: Final = 200
 MOST_GIVEN_UP: Final = 20
@@ -165,7 +167,7 @@ BACKLOG_REASONS: Final = frozenset({"backlog_full", "retention_exceeds_backlog"}
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step came to: a round, or rest. `lag_records` is what was left in the log (up to the targets)."""
+    """The outcome of a step: a round, or rest. `lag_records` is what was left in the log (up to the targets)."""
 
     kind: Literal["round", "given up", "rest"]
     lag_records: int
@@ -174,7 +176,7 @@ class StepOutcome:
     records: int = 0
     took_ms: int = 0
     timings_ms: Mapping[str, float] | None = None
-    delivered: bool = False  # something was brought into the log just now, perhaps for another flow to read
+    delivered: bool = False  # something was just delivered to the log, perhaps for another flow to read
 
 
 class Coordinator:
@@ -223,39 +225,38 @@ class Coordinator:
         )
         self._metrics = RoundMetrics(metrics, opened.setup.app, opened.flows)
         self._topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
-        self._seen_ms: dict[
-            tuple[str, int], int
-        ] = {}  # when a source last had records, on the clock that never jumps
+        self._seen_ms: dict[tuple[str, int], int] = {}  # when a source last had records, in monotonic time
         self._delivered = False  # whether the newest commit's parcels are known to be in the log
         self._given_up = 0  # rounds in a row
         self._tries_again = True
-        self._is_first = True  # whether somebody before us may have left a plan
+        self._is_first = True  # whether an earlier coordinator may have left a plan
         sizes = [opened.heads.bytes_per_record(topic, count) for topic, count in self._topics.items()]
         self._sizes.begin_with(max((size for size in sizes if size is not None), default=None))
 
     @property
     def took_over(self) -> bool:
-        """Whether the process that ran the app before did not give it up."""
+        """Whether the previous process did not release the app."""
         return self._generation.was_left
 
     @property
     def lookup_lags(self) -> dict[str, int]:
-        """Of each table that is looked up, the records of its topic that it has not seen."""
+        """For each lookup table, how many records of its topic it has not read yet."""
         return dict(self._tables.lags)
 
     # -- a step ----------------------------------------------------------------------------------
 
     def step(self, *, targets: Targets | None = None, closing: bool = False) -> StepOutcome:
-        """One round, or rest when there is nothing to do; reading goes no further than the targets.
+        """Do one round, or rest if there is nothing to do; read no further than the targets.
 
-        With targets the run ends there: what only waits for records behind them waits no longer (`planning`, P4).
+        With targets the run ends there: events that wait only for later records are not held back any more
+        (`planner`, P4).
         """
         try:
             return self._step(targets, closing)
         except FencedError:
             raise
         except TidegateError:
-            # Whoever was overtaken may meet things that were rightly removed: then that is what is to be told.
+            # A fenced coordinator may find objects rightly removed: report the fencing then.
             self._generation.check()
             raise
 
@@ -291,7 +292,7 @@ class Coordinator:
         return self._round(plan, digest, waiting)
 
     def _round(self, plan: PlanRecord, digest: bytes, waiting: tuple[str, ...]) -> StepOutcome:
-        self._is_first = True  # until it is committed, a plan is there
+        self._is_first = True  # until it is committed, a stored plan exists
         started_ms = self._clock.monotonic_ms()
         order = self._ordered(plan)
         try:
@@ -310,11 +311,11 @@ class Coordinator:
         require_whole(order, result)
         topic_ids = self._states()
         if any(topic_ids.get(topic) != known for topic, known in plan.topic_ids.items()):
-            # The next plan stops what reads it.
+            # The next plan stops the partitions that read it.
             return self._give_up(
                 plan, digest, "a topic that it reads was deleted and created again meanwhile"
             )
-        self._generation.keep()  # a round that took long may be one that was given up
+        self._generation.keep()  # a round that took long may have been fenced
         before = self.commit
         self._take(self._committed(plan, digest, result))
         self._delivered = not self.commit.deliveries
@@ -333,7 +334,7 @@ class Coordinator:
         return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, _timings(result))
 
     def deliver_outstanding(self) -> bool:
-        """Bring the newest commit's parcels into the log, unless they are known to be there; whether it did."""
+        """Deliver the newest commit's parcels unless they are known to be in the log; return whether it did."""
         if self._delivered:
             return False
         if self.commit.deliveries:
@@ -342,26 +343,26 @@ class Coordinator:
         return bool(self.commit.deliveries)
 
     def collect(self) -> None:
-        """A whole pass of collection now."""
+        """Run a whole pass of garbage collection now."""
         self._collector.run()
 
     def finish_collecting(self) -> None:
-        """At the end of a run: remove what nobody needs any more, for a bounded time."""
+        """At the end of a run: remove unneeded objects, for a bounded time."""
         self._collector.finish()
 
     def try_no_more(self) -> None:
-        """From any thread: a round that fails because something is out of reach is not tried again."""
+        """Stop retrying rounds that fail because something is unavailable; from any thread."""
         self._tries_again = False
 
     def give_app_up(self) -> None:
-        """Free the app for the next run, from any thread: nothing is committed here any more."""
+        """Release the app for the next run, from any thread; nothing more is committed here."""
         self._generation.give_up()
 
     def ends_now(self) -> dict[tuple[str, int], int]:
-        """Where the sources end now: targets for whoever wants to catch up with what is there.
+        """Return the current log end offsets of the sources, as targets for catching up.
 
-        Topics that flows of this app write itself have none: what comes into them until the others have caught up
-        belongs to it.
+        Topics that flows of this app write have no targets: records written to them until the others have caught up
+        belong to the run.
         """
         topics = {flow.topic: flow.partitions for flow in self.flows.values() if not flow.upstream}
         heads = self._opened.heads.look(topics)
@@ -376,14 +377,15 @@ class Coordinator:
             positions = self._least_positions()
             for (topic, number), end in targets.items():
                 head = heads[topic][number]
-                # A target never cuts what was read already: the app may stand behind it.
+                # A target below the position has no effect: the app may already be past it.
                 limit = max(end, positions.get((topic, number), 0))
                 heads[topic][number] = Head(head.start, min(head.end, limit), head.end > limit)
         self.heads = heads
 
     def _states(self) -> dict[str, str]:
-        """The ids of the topics that are read. A topic that has more partitions now ends the run: what they hold would
-        not be read, and where keys decide the partition, their state would be in another task."""
+        """Return the ids of the topics that are read. If a topic has more partitions now, the run ends: their
+        records would not be read, and where keys decide the partition, the state of their keys would be in another
+        task."""
         found = self._opened.heads.states(self._topics)
         for topic, state in found.items():
             if state.partitions > self._topics[topic]:
@@ -391,7 +393,7 @@ class Coordinator:
         return {topic: state.topic_id for topic, state in found.items()}
 
     def _least_positions(self) -> dict[tuple[str, int], int]:
-        """The furthest any flow has read each source partition."""
+        """Return the furthest position of any flow in each source partition."""
         furthest: dict[tuple[str, int], int] = {}
         for line in self.commit.sources:
             if line.flow in self.flows:
@@ -406,7 +408,7 @@ class Coordinator:
             - self._seen_ms.setdefault((line.flow, line.partition), now_ms)
             for line in self.commit.sources
         }
-        # Rounds' time never goes back, whatever the wall clock does.
+        # The time of rounds never decreases, whatever the wall clock does.
         watch = SilenceClock(
             max(self._clock.now_ms(), self.commit.tick.now_ms), self._settings.idle_after_ms, silent
         )
@@ -428,7 +430,7 @@ class Coordinator:
         )
 
     def _ordered(self, plan: PlanRecord) -> RoundOrder:
-        """The round's orders (M2); what no task of it can deliver is delivered first."""
+        """Return the orders of the round (M2); deliver first what none of its tasks can deliver."""
         handed, own = split_deliveries(() if self._delivered else self.commit.deliveries, plan.tasks)
         if own:
             self._deliver(own)
@@ -477,13 +479,13 @@ class Coordinator:
         )
 
     def _looked_up(self, plan: PlanRecord, flow: str) -> dict[str, int]:
-        """The commits of tables that a flow looks things up in, in this round."""
+        """The commits of lookup tables that a flow reads in this round."""
         return {table: plan.lookups[table] for table in self.flows[flow].lookups if table in plan.lookups}
 
     # -- working ---------------------------------------------------------------------------------
 
     def _attempt(self, order: RoundOrder) -> tuple[RoundOrder, RoundResult]:
-        """The engine's answer, and the order that it is of; what is out of reach is asked for again, a few times."""
+        """Return the engine's result and its order; retry a few times if something is unavailable."""
         if not order.sources and not order.tasks:
             return order, RoundResult((), ())  # the plan only takes partitions out, or records a loss
         for attempt in range(self._settings.attempts):
@@ -499,7 +501,7 @@ class Coordinator:
         raise InternalError("a round was attempted no times")
 
     def _run(self, order: RoundOrder) -> tuple[RoundOrder, RoundResult]:
-        """Run a round; again without the records that steps behind state failed on, until there are none (M6)."""
+        """Run a round; repeat it without the records that steps behind state failed on, until there are none (M6)."""
         while True:
             result = self._engine.run(order)
             bad = {
@@ -511,7 +513,7 @@ class Coordinator:
             order = self._without(order, bad)
 
     def _without(self, order: RoundOrder, bad: Mapping[tuple[str, int, int], BadRecord]) -> RoundOrder:
-        """The same round with these records set aside, or their partitions stopped, where they are read."""
+        """Return the same round with these records set aside, or their partitions stopped, where they are read."""
         lines = {(line.flow, line.partition): line for line in self.commit.sources}
         sources = {(each.flow, each.partition): each for each in order.sources}
         tasks, stops, ticks = order.tasks, dict(order.stops), dict(order.ticks)
@@ -577,7 +579,7 @@ class Coordinator:
     def _give_up(
         self, plan: PlanRecord, digest: bytes, why: str, error: OverloadError | None = None
     ) -> StepOutcome:
-        """Commit that nothing happened (M5), and make the next round smaller; raise when that leads nowhere."""
+        """Commit an empty round (M5) and halve the next one; raise if that cannot help."""
         read = sum(each.stop - each.start for each in plan.ranges)
         least = read <= OVER_ADMITTED * max(1, len(plan.ranges))
         smaller = self._sizes.cut()
@@ -604,7 +606,7 @@ class Coordinator:
         return StepOutcome("given up", lag_of(self.flows, self.commit, self.heads), waiting_for=waits)
 
     def _take(self, made: tuple[CommitRecord, bytes]) -> None:
-        """Go on from a commit: ours, or the one somebody else made of the same plan (M3)."""
+        """Continue from a commit: ours, or another coordinator's of the same plan (M3)."""
         self._generation.check()
         self.commit, self._digest = made
         self._is_first = False
@@ -612,7 +614,7 @@ class Coordinator:
     def _end_of(self, topic: str, partition: int) -> int:
         return self._opened.heads.of(topic, self._opened.setup.partitions[topic])[partition].end
 
-    # -- telling ---------------------------------------------------------------------------------
+    # -- reporting -------------------------------------------------------------------------------
 
     def _note_seen(self, result: RoundResult) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -626,12 +628,12 @@ class Coordinator:
         )
 
     def lag_seconds(self) -> dict[str, float]:
-        """How far each flow's event time is behind now, where it has something to read."""
+        """Return how far each flow's event time is behind now, for flows with records to read."""
         return lag_seconds_of(self.flows, self.commit, self.heads, self._clock.now_ms())
 
 
 def _timings(result: RoundResult) -> dict[str, float]:
-    """The tasks' time by what it went to, summed."""
+    """The time of all tasks by phase, summed."""
     sums: dict[str, float] = {}
     for task in result.tasks:
         for name, ms in task.timings_ms.items():

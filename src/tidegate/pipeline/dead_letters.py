@@ -5,7 +5,7 @@ object names the one before it, so objects of failed attempts are in no chain.
 
     "TGDL" | u8 version, 1 | u32 CRC-32C of the rest | u16 length | name of the previous object | Arrow IPC stream
 
-The columns are `offset, partition, reason, key, value` (`tables.serdes.dead_letters`).
+The columns are `offset, partition, reason, key, value` (`tables.dead_letters`).
 
 `SourceState` is what a source keeps between rounds: position, stream time, producer state and newest dead letter. The
 coordinator stores its bytes in commits and does not read them; empty bytes are the initial state:
@@ -32,7 +32,7 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 from tidegate.windows.events import NO_TIME
 
-# -- source_state ---------------------------------------------------------------------------------
+# -- source state ----------------------------------------------------------------------------------
 
 STATE_VERSION = 1
 
@@ -42,9 +42,9 @@ class SourceState(msgspec.Struct, array_like=True, frozen=True):
 
     next_offset: int = -1  # -1: nothing was read yet
     stream_time: int = NO_TIME
-    validator: bytes = b""  # a receiver's checkpoint (`integrity.checkpoint`); empty: none yet
+    validator: bytes = b""  # the validator's checkpoint; empty: none yet
     is_cut: bool = False  # reading did not begin at the partition's first record
-    letters: str = ""  # the newest object of dead letters, which names the one before it
+    letters: str = ""  # the newest object of dead letters; it names the one before
     letter_count: int = 0
 
 
@@ -53,7 +53,7 @@ def encode_state(state: SourceState) -> bytes:
 
 
 def decode_state(data: bytes) -> SourceState:
-    """What `encode_state` was given."""
+    """Decode what `encode_state` returned."""
     if not data:
         return SourceState()
     if data[0] != STATE_VERSION:
@@ -67,7 +67,7 @@ def decode_state(data: bytes) -> SourceState:
         raise CorruptError(f"a source's state cannot be read: {error}", kafka_name=None) from error
 
 
-# -- letters --------------------------------------------------------------------------------------
+# -- dead letters ----------------------------------------------------------------------------------
 
 MAGIC: Final = b"TGDL"
 VERSION: Final = 1
@@ -78,7 +78,7 @@ _LENGTH: Final = struct.Struct(">H")
 def letters_of(
     records: pa.RecordBatch, rows: npt.NDArray[np.int64], reasons: Sequence[str]
 ) -> pa.RecordBatch:
-    """These rows of a batch of records, with why each of them is here."""
+    """Return rows of a record batch as dead letters, each with its reason."""
     picked = pa.array(rows)
     return pa.record_batch(
         [
@@ -93,7 +93,7 @@ def letters_of(
 
 
 def letter_without_record(partition: int, offset: int, reason: str) -> pa.RecordBatch:
-    """A letter for a record that is gone from the log: where it was, and why it is here."""
+    """Return a dead letter for a record that is gone from the log: its place and the reason."""
     content = {
         "offset": [offset],
         "partition": [partition],
@@ -107,7 +107,7 @@ def letter_without_record(partition: int, offset: int, reason: str) -> pa.Record
 def write_letters(
     backend: StorageBackend, name: str, previous: str, batches: Sequence[pa.RecordBatch]
 ) -> None:
-    """One object with these letters, after those of `previous` (empty: the first)."""
+    """Write one object with these dead letters, linked to the object `previous` (empty: the first)."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, DEAD_LETTER_SCHEMA) as writer:
         for batch in batches:
@@ -118,7 +118,7 @@ def write_letters(
 
 
 def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
-    """All letters that a source's state knows, oldest first."""
+    """Return all dead letters of a source's state, oldest first."""
     name, pieces, seen = decode_state(state).letters, list[pa.Table](), set[str]()
     while name:
         _check_new(name, seen)
@@ -128,7 +128,7 @@ def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
 
 
 def chain_of(backend: StorageBackend, state: bytes, known: Collection[str] = ()) -> list[str]:
-    """The objects whose letters a source's state knows, newest first, up to the first one that is known already."""
+    """Return the objects in the chain of a source's state, newest first, up to the first that is already known."""
     name, found, seen = decode_state(state).letters, list[str](), set[str]()
     while name and name not in known:
         _check_new(name, seen)
@@ -157,7 +157,7 @@ def _read(backend: StorageBackend, name: str) -> tuple[str, pa.Table]:
 
 
 def _opened(backend: StorageBackend, name: str) -> tuple[str, memoryview]:
-    """The name of the object before, and the letters as they are stored."""
+    """Return the name of the previous object, and the dead letters as stored."""
     data = memoryview(backend.read(name))
     if len(data) < _HEAD.size + _LENGTH.size:
         raise _corrupt(name, f"it has {len(data)} bytes")

@@ -1,12 +1,12 @@
-"""Keys and values of a source's records as the columns its flow declares.
+"""Decode keys and values of a source's records into the columns that its flow declares.
 
 A serde that reads several columns at once (JSON with fields) gives them directly; one whose values are structs gives
-its fields; any other, and none, is one column `value`. A null value is no event where a serde is declared: a deletion
-in the topic of a table says nothing a stream could add up. Without a serde nothing is looked at, and it passes.
+its fields; any other serde, or none, gives one column `value`. Where a serde is declared, a null value is not an
+event: a deletion in a table's topic is nothing that a stream could add up. Without a serde null values pass.
 
-A source of windowed keys gives events of the keys inside, with the windows' bounds as columns in front. Where state is
-kept, the event time is the last millisecond of the window, which is the same for every change of it; the record's own
-time is that of the newest record in the window.
+A source of windowed keys gives events with the inner keys, and the windows' bounds as leading columns. Where state
+is kept, the event time is the last millisecond of the window, which is the same for every change of it; the record's
+own time is that of the newest record in the window.
 
 Thread rule: values.
 """
@@ -32,7 +32,7 @@ NO_ROWS = np.empty(0, np.int64)
 
 
 class Decoded(NamedTuple):
-    """Keys and columns, a row for every record; which rows have no value (None: none), which are bad and why."""
+    """Keys and columns with a row for every record; which rows have no value (None: none), which are bad and why."""
 
     key: pa.BinaryArray
     values: pa.RecordBatch
@@ -41,7 +41,7 @@ class Decoded(NamedTuple):
     reasons: tuple[str, ...]
 
     def with_bad(self, rows: Mapping[int, str]) -> Decoded:
-        """The same with more bad rows; of one that was bad before, the first reason counts."""
+        """Return the same with more bad rows; for a row that is already bad, the first reason is kept."""
         if not rows:
             return self
         bad = {**rows, **dict(zip(self.bad_rows.tolist(), self.reasons, strict=True))}
@@ -90,7 +90,8 @@ class RecordDecoder:
         return decoded.with_bad(self.implausible_times(decoded.values, records.column("timestamp")))
 
     def implausible_times(self, values: pa.RecordBatch, timestamps: pa.Array) -> dict[int, str]:
-        """Rows whose event time lies outside of our days, and within them in another unit, with the reason."""
+        """Return rows whose event time is outside of the plausible range, but inside it in another unit, with the
+        reason."""
         column = timestamps if self._timestamp is None else values.column(self._timestamp)
         unit = column.type.unit if pa.types.is_timestamp(column.type) else "ms"
         if not (pa.types.is_timestamp(column.type) or pa.types.is_int64(column.type)) or not len(column):
@@ -140,7 +141,7 @@ class RecordDecoder:
         return _Columns(columns, column.bad_rows, column.reasons)
 
     def event_time(self, values: pa.RecordBatch, timestamps: pa.Array) -> Int64s:
-        """When each event was: the declared column, or the record's own time; -1 where there is none."""
+        """Return the event time of each row: the declared column, or the record's timestamp; -1 where there is none."""
         column = timestamps
         if self._timestamp is not None:
             column = values.column(self._timestamp)
@@ -158,7 +159,7 @@ class RecordDecoder:
         return times
 
     def window_time(self, values: pa.RecordBatch) -> Int64s:
-        """The last millisecond of each event's window; sessions include their end, windows of time do not."""
+        """Return the last millisecond of each event's window; session bounds include the end, window bounds do not."""
         ends: Int64s = values.column(1).view(pa.int64()).to_numpy()
         return ends if self._windows is None or self._windows.size_ms is None else ends - 1
 
@@ -173,7 +174,7 @@ class RecordDecoder:
 
 
 def _beyond_ms(times: Int64s, unit: str) -> Flags | None:
-    """Which seconds are too many to be counted in milliseconds; None: none are."""
+    """Which seconds are too large to be expressed in milliseconds; None: none are."""
     if unit != "s":
         return None
     most = LATEST // 1000

@@ -45,7 +45,7 @@ _STATEFUL = {"deduplicate": "drop_duplicates", "aggregate": "agg"}  # as recorde
 
 @dataclass(frozen=True)
 class Change:
-    """One difference of one flow: what it is, and what it means for results or why it cannot be."""
+    """One difference of one flow: what it is, and its effect on results or why it is refused."""
 
     flow: str
     is_compatible: bool
@@ -131,13 +131,13 @@ def _source(name: str, old: Document, new: Document) -> list[Change]:
 
 
 def added_fields(old: Document, new: Document) -> tuple[str, ...]:
-    """The fields of JSON values that were not declared before."""
+    """Return the fields of JSON values that were not declared before."""
     was, now = _json_fields(old), _json_fields(new)
     return () if was is None or now is None else tuple(sorted(now.keys() - was.keys()))
 
 
 def declares_anew(steps: Sequence[Document]) -> Document | None:
-    """The first of these steps that says which columns there are behind it, whatever there were in front."""
+    """Return the first of these steps that redefines all columns, whatever columns came before it."""
     return next((step for step in steps if step["step"] in ("select", "map")), None)
 
 
@@ -149,7 +149,7 @@ def _json_fields(said: Document) -> dict[str, str] | None:
 
 
 def _declared(name: str, old: Document, new: Document) -> list[Change] | None:
-    """What became of the fields of JSON values in a flow that keeps state; None: that is not what changed."""
+    """Compare the fields of JSON values in a flow that keeps state; None: that is not what changed."""
     was, now = _json_fields(old), _json_fields(new)
     stateful = _keeps_state(old) or _keeps_state(new)
     if was is None or now is None or was == now or not stateful:
@@ -181,7 +181,7 @@ def _declared(name: str, old: Document, new: Document) -> list[Change] | None:
 
 
 def _whole_rows(said: Document) -> list[str]:
-    """The stores of a flow that keep whole records as they were declared, in words."""
+    """Describe the stores of a flow that keep whole records as declared."""
     steps, found = said["steps"], []
     rekeyed = next(
         (
@@ -222,7 +222,8 @@ def _listed_states(said: Document) -> str:
 
 
 def _emitted(name: str, old: Document, new: Document) -> list[Change]:
-    """How a changelog that is read was written; earlier releases did not say, and added every change up."""
+    """Return how a changelog that is read was written; earlier releases did not record it, and added up every
+    change."""
     was, now = old["source"].get("emit"), new["source"].get("emit")
     before, after = old["source"].get("settles_ms", 0), new["source"].get("settles_ms", 0)
     changes = []
@@ -245,7 +246,7 @@ def _emitted(name: str, old: Document, new: Document) -> list[Change]:
 
 
 def _unlike_before(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
-    """What state of records could follow, and state of rows that are taken back cannot."""
+    """Return changes that state of records can follow, and state of retractable rows cannot."""
     before = next((step for step in was if step["step"] == "aggregate"), None)
     after = next((step for step in now if step["step"] == "aggregate"), None)
     if before is None or after is None:
@@ -316,7 +317,7 @@ def _end_name(end: Document) -> str:
 
 
 def _step(name: str, was: Document, now: Document, lone: Sequence[str]) -> list[Change]:
-    """A step that stands where one of its kind stood, in a flow that keeps state."""
+    """Compare a step with the one of its kind in the same place, in a flow that keeps state."""
     if without_code(was) == without_code(now):
         return []
     match was["step"]:
@@ -393,7 +394,7 @@ def _aggregate(name: str, was: Document, now: Document, lone: Sequence[str]) -> 
 def _columns(
     name: str, was: Sequence[Document], now: Sequence[Document], lone: Sequence[str]
 ) -> list[Change]:
-    """What became of the aggregates; `lone` are topics whose values are told by there being only a count."""
+    """Compare the aggregates; `lone` are topics whose 8-byte values rely on a count being the only aggregate."""
     old, new = {each["name"]: each for each in was}, {each["name"]: each for each in now}
     if without_code(list(was)) == without_code(list(now)):
         return []
@@ -440,7 +441,7 @@ def _appended(name: str, added: Document, lone: Sequence[str]) -> Change:
 
 
 def _lone_counts(document: Document) -> list[str]:
-    """Topics with values of 8 bytes, because a count is all there is."""
+    """Topics with 8-byte values, because a count is the only aggregate."""
     last = document["steps"][-1] if document["steps"] else None
     if last is None or last["step"] != "aggregate" or len(last["aggregates"]) != 1:
         return []
@@ -464,7 +465,7 @@ def _late(name: str, was: Document, now: Document) -> list[Change]:
 
 
 def _length(name: str, whose: str, field: str, was: Document, now: Document, means: str) -> list[Change]:
-    """A length of time: longer is fine, shorter would drop what others still rely on."""
+    """Compare a duration: longer is accepted, shorter would drop what others still rely on."""
     before, after = was[field], now[field]
     if before == after:
         return []
@@ -505,9 +506,9 @@ _WAYS_OUT = (
 
 @dataclass(frozen=True)
 class Changes:
-    """All differences; `flows` are those to run, with stores laid out as those there are.
+    """All differences; `flows` are those to run, with the store layouts of existing state.
 
-    `fresh` flows start from nothing, `removed` ones are not gone on with.
+    `fresh` flows start from nothing, `removed` ones are not continued.
     """
 
     changes: tuple[Change, ...]
@@ -523,11 +524,11 @@ class Changes:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should be told, a sentence each; what does not fit first."""
+        """One sentence per difference, refused ones first."""
         return tuple(str(each) for each in sorted(self.changes, key=lambda each: each.is_compatible))
 
     def require(self, app: str) -> None:
-        """`InvalidError` with what does not fit and the ways out."""
+        """Raise `InvalidError` with the refused differences and the remedies."""
         wrong = [str(each) for each in self.changes if not each.is_compatible]
         if wrong:
             raise InvalidError(
@@ -539,7 +540,7 @@ class Changes:
 
 
 def compare(recorded: Mapping[str, bytes], flows: Sequence[Flow]) -> Changes:
-    """Hold the descriptions that were recorded, by flow, against the flows there are now."""
+    """Compare the recorded descriptions, by flow, with the current flows."""
     found: list[Change] = []
     to_run: list[Flow] = []
     fresh: list[str] = []
@@ -570,7 +571,7 @@ def compare(recorded: Mapping[str, bytes], flows: Sequence[Flow]) -> Changes:
 
 
 def as_recorded(flow: Flow, description: bytes) -> Flow:
-    """The flow with its stores laid out as recorded: what a reader of committed state needs."""
+    """Return the flow with its stores laid out as recorded: what a reader of committed state needs."""
     return _laid_out(flow, _decoded(flow.name, description))
 
 
@@ -585,7 +586,7 @@ def _decoded(name: str, description: bytes) -> Document:
 
 
 def _laid_out(flow: Flow, recorded: Document) -> Flow:
-    """The flow with the stores of before, where they differ from those it would choose."""
+    """Return the flow with the existing store layouts, where they differ from those it would choose."""
     steps = list(flow.steps)
     added = added_fields(recorded, flow.document)
     for place, name in flow.operators.items():
@@ -604,12 +605,12 @@ def _laid_out(flow: Flow, recorded: Document) -> Flow:
 
 
 def _lacking(laid: Document, added: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Of each earlier set of columns that a late table may hold, those of now that it lacks."""
+    """For each earlier column set of a late table, return the current columns that it lacks."""
     before = [sorted({*names, *added}) for names in laid.get("late_lacking", ())]
     return tuple(tuple(names) for names in [*before, *([sorted(added)] if added else [])])
 
 
 def _fewer_aggregates(recorded: Document, step: Aggregate | Dedupe) -> list[int]:
-    """How many aggregates there were, if there are more now."""
+    """Return the earlier number of aggregates, if there are more now."""
     before = [len(each["aggregates"]) for each in recorded["steps"] if each["step"] == "aggregate"]
     return [count for count in before if isinstance(step, Aggregate) and count < len(step.aggregates)]

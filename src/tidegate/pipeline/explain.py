@@ -1,4 +1,4 @@
-"""Describe the plan of an app: what is read, how many tasks do what and why, where records end up, expected state size.
+"""Describe the plan of an app: sources, tasks and why, where each record is sent, expected state size.
 
 Estimate of rows in state, from a sample of the source:
 
@@ -72,7 +72,7 @@ _FAULTS = {
 
 
 def explain_app(app: App, *, sample: bool | None) -> str:
-    """All flows, with sizes; `sample` None looks at an embedded log only."""
+    """Describe all flows, with sizes; `sample` None samples an embedded log only."""
     looks = (not is_kafka(app.log)) if sample is None else sample
     lines = [f"App {app.name}", f"  log    {app.log}", f"  state  {app.state}"]
     if not app.flows:
@@ -90,7 +90,7 @@ def explain_app(app: App, *, sample: bool | None) -> str:
 
 
 def _field_lines(found: Fields) -> Iterator[str]:
-    """What the sample says about declared fields."""
+    """Describe what the sample shows about declared fields."""
     if found.wrong or found.notes:
         yield "  fields"
     for each in found.wrong:
@@ -100,7 +100,7 @@ def _field_lines(found: Fields) -> Iterator[str]:
 
 
 def explain_steps(source: Source, steps: Sequence[Step], shape: Shape) -> str:
-    """A stream that may not have an end yet."""
+    """Describe a stream that may not have an output yet."""
     lines = [f"Stream {source.topic}", *_step_lines(source, steps, shape.schemas)]
     lines.append(f"  plan   {rekeying(source, steps)[1]}")
     return "\n".join(lines)
@@ -125,7 +125,7 @@ def _flow_lines(flow: Flow, found: Sample | str, doubts: Sequence[str], app: App
 
 
 def _order_lines(flow: Flow, idle_after_ms: int | None) -> Iterator[str]:
-    """In which order records of several partitions are worked on, and which partitions are waited for."""
+    """In which order records of several partitions are processed, and which partitions are waited for."""
     topic = flow.source.topic
     if flow.is_ordered:
         yield (
@@ -149,7 +149,7 @@ def _order_lines(flow: Flow, idle_after_ms: int | None) -> Iterator[str]:
 
 
 def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]:
-    """How far each table is, and who keeps it up to date."""
+    """Describe how current each lookup table is, and which process updates it."""
     if not looks:
         yield f"{', '.join(tables)}: nobody looked how far they are behind their topics"
         return
@@ -164,9 +164,9 @@ def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]
             closing(open_backend(app.state, read_only=True)) as backend,
         ):
             found = list(table_lags(log, backend, tables))
-    except NoStateError:  # nothing ran yet
+    except NoStateError:  # no state yet: the app never ran
         found = [(table, None, None) for table in tables]
-    except TidegateError as error:  # a plan can be told without looking
+    except TidegateError as error:  # a plan can be shown without the tables
         yield f"{', '.join(tables)}: could not be looked at ({error})"
         return
     for table, known, lag in found:
@@ -283,7 +283,7 @@ def _validate(flow: Flow) -> Validate | None:
 
 
 def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
-    """What becomes of every kind of record, in the order it is decided."""
+    """Describe what happens to every kind of record, in the order of the decisions."""
     validate = _validate(flow)
     if validate is not None:
         yield from _faults(validate)
@@ -332,7 +332,7 @@ def _window_fates(window: Aggregate) -> Iterator[tuple[str, str]]:
 
 
 def _faults(step: Validate) -> Iterator[tuple[str, str]]:
-    """What each kind of fault does, and what any of them does before the end of a push."""
+    """The effect of each kind of fault, and of any fault before the end of a push."""
     rules = ValidationRules(policy_of(step.during_push), policy_of(step.on_error))
 
     def does(verdict: Verdict, phase: Phase) -> str:
@@ -423,13 +423,13 @@ SAMPLED_MS = 60_000
 
 @dataclass(frozen=True)
 class StateSize:
-    """The expected state of one operator: rows it keeps, bytes a row, and the formula in words."""
+    """The expected state of one operator: rows it keeps, bytes per row, and the formula in words."""
 
     operator: str
     rows: float
     row_bytes: int
     formula: str
-    late_bytes: int  # most that its late table takes, in each task
+    late_bytes: int  # the most that its late table takes, in each task
 
     @property
     def size(self) -> int:
@@ -437,7 +437,7 @@ class StateSize:
 
 
 def state_sizes(flow: Flow, sample: Sample | None) -> list[StateSize]:
-    """What every operator of a flow is expected to keep, all tasks together."""
+    """Return the expected state size of every operator of a flow, all tasks together."""
     seen = ASSUMED if sample is None else sample
     sizes = []
     for place, name in flow.operators.items():
@@ -450,7 +450,7 @@ def state_sizes(flow: Flow, sample: Sample | None) -> list[StateSize]:
 
 
 def row_bytes(step: Aggregate, schema: pa.Schema, key_bytes: float) -> int:
-    """What one stored row of windows takes."""
+    """Return the bytes of one stored row of windows."""
     states = [*Notes().state, *resolve(step.aggregates, schema).state_schema]
     return int(sum(_width(each.type) for each in states) + PLACE_BYTES + DIRECTORY_BYTES + key_bytes)
 
@@ -485,8 +485,8 @@ def _windows(name: str, step: Aggregate, schema: pa.Schema, seen: Sample) -> Sta
 
 
 def _panes_a_second(kind: Hopping, seen: Sample) -> float:
-    """How many panes of keys begin in a second: as sampled, at most a record each; unsampled, every key in every
-    pane."""
+    """How many (key, pane) pairs begin per second: as sampled, at most one per record; without a sample, every key
+    in every pane."""
     if seen.panes_per_second is not None:
         return seen.panes_per_second * min(1.0, SAMPLED_MS / kind.pane_ms)
     return min(seen.records_per_second, seen.keys * 1000 / kind.pane_ms)

@@ -62,7 +62,7 @@ def value_schema(serde: Serde[Any] | None) -> pa.Schema:
 
 
 def source_schema(source: Source) -> pa.Schema:
-    """The columns of a source's events."""
+    """Return the columns of the source's events."""
     values = value_schema(source.value)
     if source.windows is None:
         return values
@@ -76,7 +76,7 @@ def source_schema(source: Source) -> pa.Schema:
 
 
 def visible_schema(schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
-    """What expressions see: the columns, then `key`, `ts`, `offset` and `partition` where no column has that name."""
+    """Return the schema that expressions see: the columns, then `key`, `ts`, `offset` and `partition`, if not taken."""
     extra = (
         ("key", key.arrow_type),
         ("ts", EVENT_TIME),
@@ -117,7 +117,7 @@ def require_writable(serde: Serde[Any], kind: pa.DataType) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` did you mean …?`, or nothing."""
+    """Return ` did you mean …?` with the nearest name, or an empty string."""
     names = list(known)
     folded = {each.casefold(): each for each in names}
     found = get_close_matches(name.casefold(), list(folded), 1)
@@ -234,10 +234,10 @@ def evaluate(
 
 @lru_cache(maxsize=4096)
 def typed(text: str, schema: pa.Schema, what: str) -> tuple[SqlExpression, pa.DataType]:
-    """A checked expression and its type; definitions are looked at again and again, and this takes milliseconds.
+    """Check an expression and return it with its type; cached, because this takes milliseconds.
 
-    Tried on a row of nulls, too, so that constants which do not fit are refused: `amount > 'abc'` would fail with the
-    first record.
+    It is also evaluated on a row of nulls, so that constants that do not fit are refused: `amount > 'abc'` would
+    fail with the first record.
     """
     duckdb = _duckdb()
 
@@ -253,9 +253,9 @@ def typed(text: str, schema: pa.Schema, what: str) -> tuple[SqlExpression, pa.Da
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """One array, of the types the rest of the house uses."""
+    """Return one array, of the types used everywhere else."""
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # what has no chunk at all stays chunked
+    if isinstance(array, pa.ChunkedArray):  # without any chunk it stays chunked
         array = pa.array([], array.type) if not array.num_chunks else pa.concat_arrays(array.chunks)
     kind = array.type
     if pa.types.is_large_string(kind) or kind == pa.string_view():
@@ -272,7 +272,7 @@ def _connection() -> Any:
         known = _own.connection = _duckdb().connect(
             ":memory:",
             config={
-                "threads": 1,  # the rounds' tasks are the parallelism; and rows keep their order
+                "threads": 1,  # parallelism comes from the tasks; and rows keep their order
                 "enable_external_access": "false",
                 "autoinstall_known_extensions": "false",
                 "preserve_insertion_order": "true",
@@ -297,7 +297,7 @@ def _duckdb() -> Any:
 
 
 def _parsed(text: str, schema: pa.Schema, what: str) -> tuple[str, Any]:
-    """The expression and its tree; columns that are words of SQL, such as `offset`, are quoted where that helps."""
+    """Return the expression and its tree; columns that are SQL keywords, such as `offset`, are quoted if that helps."""
     try:
         return text, _tree(text, what)
     except InvalidError:
@@ -326,7 +326,7 @@ def _reserved() -> frozenset[str]:
 
 
 def _tree(text: str, what: str) -> Any:
-    """How DuckDB parses the expression."""
+    """Return DuckDB's parse tree of the expression."""
     query = f"SELECT ({text}\n) AS c FROM {_ROWS}"
     answer = _connection().execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()[0]
     parsed = json.loads(answer[0])
@@ -376,7 +376,7 @@ def _refuse(node: Mapping[str, Any], what: str) -> None:
 
 @cache
 def _why_not(name: str, depth: int = 0) -> str | None:
-    """Why a function cannot be used, or None."""
+    """Why a function cannot be used; None: it can."""
     found = (
         _connection()
         .execute(
@@ -397,7 +397,7 @@ def _why_not(name: str, depth: int = 0) -> str | None:
         return f"{name}() is an aggregate over many rows; use .window(…).agg(…)"
     if kinds:
         return f"{name}() makes rows of its own; an expression gives one value for each row"
-    return None  # unknown: DuckDB says so itself, with the nearest names
+    return None  # unknown: DuckDB reports it, with the nearest names
 
 
 def _changes_by_itself(what: str) -> str:
@@ -422,7 +422,7 @@ def _why_not_macro(name: str, definitions: Sequence[str | None], depth: int) -> 
 
 
 def _lambda_names(node: Mapping[str, Any]) -> Iterator[str]:
-    """Names that a lambda brings: no columns."""
+    """Names bound by a lambda: not columns."""
     if node.get("class") == "LAMBDA":
         for inner in _nodes(node.get("lhs")):
             if inner.get("class") == "COLUMN_REF":
@@ -460,21 +460,21 @@ class Projection:
 
     @property
     def schema(self) -> pa.Schema:
-        """What the expressions turn out as."""
+        """The columns that the expressions give."""
         named = zip(self._names, self._types, strict=True)
         return pa.schema([pa.field(name, kind) for name, kind in named])
 
     @property
     def reads_key(self) -> bool:
-        """Whether the key is decoded for it."""
+        """Whether the expressions use the decoded key."""
         return "key" in self._reads and self._visible.field("key").type == self._key.arrow_type
 
     def arrays(self, events: EventBatch) -> list[pa.Array]:
-        """A column for each expression, in their order."""
+        """Return one column for each expression, in their order."""
         return self._evaluate(visible_columns(events, self._key, self._reads), len(events))
 
     def batch(self, events: EventBatch) -> pa.RecordBatch:
-        """The same under their names."""
+        """Return the columns as a batch, under their names."""
         return pa.RecordBatch.from_arrays(self.arrays(events), schema=self.schema)
 
     def _add(self, place: int, name: str, expression: Expression) -> None:
@@ -524,7 +524,7 @@ class Projection:
         return [self._fitting(place, found[place], rows) for place in range(len(self._names))]
 
     def _computed(self, batch: pa.RecordBatch) -> dict[int, pa.Array]:
-        """What Arrow expressions and functions make of a batch with every column."""
+        """Evaluate Arrow expressions and functions on a batch with every column."""
         answers = {place: self._call(each, batch) for place, each in self._functions.items()}
         return dict(zip(self._arrow, self._project(batch), strict=True)) | answers
 
@@ -580,13 +580,13 @@ class Projection:
 def evaluator(
     expression: Expression, schema: pa.Schema, key: Serde[Any] | None = None, *, what: str = "an expression"
 ) -> Callable[[EventBatch], pa.Array]:
-    """One expression as a function from events to a column; `key` is how keys are read at this point."""
+    """Return one expression as a function from events to a column; `key` is the serde of keys at this point."""
     projection = Projection([("it", expression)], schema, String() if key is None else key, what=what)
     return lambda events: projection.arrays(events)[0]
 
 
 class Mapped:
-    """A function over whole batches, held to its schema."""
+    """Applies a function to whole batches and checks the result against its schema."""
 
     def __init__(
         self, function: ArrowFunction, schema: pa.Schema, given: pa.Schema, key: Serde[Any], *, what: str
@@ -662,7 +662,7 @@ def _keys(events: EventBatch, key: Serde[Any]) -> pa.Array:
 
 
 def called(function: ArrowFunction, batch: pa.RecordBatch, what: str) -> Any:
-    """What a user's function answers; where it fails on no rows at all, the error says so."""
+    """Call a user's function and return its result; if it fails on zero rows, the error says so."""
     if batch.num_rows:
         return function(batch)
     try:
@@ -686,7 +686,7 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text could only be meant as a column's name."""
+    """Whether a text can only be a column's name."""
     return text.isidentifier()
 
 
@@ -695,7 +695,7 @@ def sql_keyword(text: str) -> bool:
 
 
 def shown(expression: Expression) -> str:
-    """An expression as a person would recognise it."""
+    """Return an expression as it is shown to users."""
     if isinstance(expression, str):
         return expression.strip()
     if isinstance(expression, pc.Expression):

@@ -4,7 +4,7 @@ A `Flow` that exists is valid: names and types fit and it can run. It has the co
 are repartitioned (`rekey_at`), the number of tasks, the names of stateful operators, and the fingerprint. Workers
 receive flows as they are, so a flow holds no connection, file or lock.
 
-The functions at the end answer what an app knows of the topics it writes: serdes, kind of table and window size.
+The functions at the end return what an app knows about the topics it writes: serdes, kind of table and window size.
 Asking for another kind of table over such a topic is refused. For other topics keys default to text and values to
 bytes.
 
@@ -48,7 +48,7 @@ from tidegate.windows.operators.windowed_operator import Emit
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flow:
-    """Source, steps and sinks; equal to another flow that says the same."""
+    """Source, steps and sinks; equal to any flow with the same definition."""
 
     source: Source
     steps: tuple[Step, ...]
@@ -61,7 +61,7 @@ class Flow:
     """Why it is co-partitioned or re-keyed, in a sentence."""
 
     def __post_init__(self) -> None:
-        if self.tables and self.window is not None:  # what is read must be kept to be read
+        if self.tables and self.window is not None:  # a table needs stored windows to be read
             kept = replace(self.window, kind=as_table(self.window.kind))
             object.__setattr__(self, "steps", (*self.steps[:-1], kept))
         shape: Shape = check_steps(self.source, self.steps)
@@ -74,12 +74,12 @@ class Flow:
 
     @property
     def name(self) -> str:
-        """The name of the first sink: what the flow's state is kept under."""
+        """The name of the first sink: the flow's state is kept under it."""
         return sink_name(self.sinks[0])
 
     @property
     def window(self) -> Aggregate | None:
-        """The step that makes windows, if there is one: it is the last."""
+        """The step that makes windows, if any: it is the last."""
         last = self.steps[-1] if self.steps else None
         return last if isinstance(last, Aggregate) else None
 
@@ -89,23 +89,23 @@ class Flow:
 
     @property
     def result_schema(self) -> pa.Schema:
-        """The columns of the results: of windows, what was aggregated, without key and bounds."""
+        """The columns of the results; after windows the aggregates, without key and bounds."""
         return self.schemas[-1]
 
     @property
     def key_serdes(self) -> tuple[Serde[Any], ...]:
-        """How keys are read at the source, then after each step."""
+        """The key serde at the source, then after each step."""
         serdes: tuple[Serde[Any], ...] = self._key_serdes  # type: ignore[attr-defined]
         return serdes
 
     @property
     def key_serde(self) -> Serde[Any]:
-        """How the keys of the results are read and written."""
+        """The key serde of the results."""
         return self.key_serdes[-1]
 
     @property
     def shards(self) -> int | None:
-        """How many tasks a re-keyed flow has, for the app's life; None: as many as the source has partitions."""
+        """The number of tasks of a re-keyed flow, fixed for the app's life; None: one for each source partition."""
         step = None if self.rekey_at is None else self.steps[self.rekey_at]
         return step.shards if isinstance(step, KeyBy) else None
 
@@ -117,8 +117,8 @@ class Flow:
     def is_ordered(self) -> bool:
         """Whether events of several source partitions meet in a step whose result depends on their order.
 
-        That is `drop_duplicates`, sessions and a user's own `reduce` behind a `key_by`. Other aggregates of other
-        windows come to the same in any order.
+        These are `drop_duplicates`, sessions and a user's own `reduce` behind a `key_by`. Other aggregates of other
+        windows give the same result in any order.
         """
         if self.rekey_at is None:
             return False
@@ -130,7 +130,7 @@ class Flow:
 
     @cached_property
     def operators(self) -> dict[int, str]:
-        """The steps that keep state, with the names their stores have; other steps may come and go beside them."""
+        """The steps that keep state, with the names of their stores; stateless steps may be added or removed."""
         names: dict[int, str] = {}
         dedupes = 0
         for place, step in enumerate(self.steps):
@@ -152,26 +152,26 @@ class Flow:
         return tuple(sink for sink in self.sinks if isinstance(sink, AsTable))
 
     def tasks(self, partitions: int) -> int:
-        """How many tasks there are when the source has so many partitions."""
+        """Return the number of tasks for so many source partitions."""
         return partitions if self.shards is None else self.shards
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The definition as plain values: what is stored, compared and shown."""
+        """The definition as plain values, for storing, comparing and display."""
         return flow_document(self)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for flows that say the same, in any process."""
+        """A digest that is equal for equal definitions, in any process."""
         return flow_digest(self.document)
 
     @property
     def description(self) -> bytes:
-        """The document as canonical JSON: what is stored, for `changes.compare` to look at later."""
+        """The document as canonical JSON: it is stored, and `evolution.compare` reads it later."""
         return canonical(self.document)
 
     def value_format(self, sink: To) -> ValueFormat:
-        """What writes the values of one of the topics."""
+        """Return the encoder of values for one of the topics."""
         return ValueFormat.of(sink, self.result_schema, self.window)
 
     def __eq__(self, other: object) -> bool:
@@ -185,13 +185,13 @@ class Flow:
         return f"<Flow {self.name}: {self.source.topic} → {len(self.steps)} steps → {self.result}, {plan}>"
 
 
-# -- known_topics ---------------------------------------------------------------------------------
+# -- topics the app writes -------------------------------------------------------------------------
 
 TableKind: TypeAlias = Literal["windowed_table", "sessioned_table", "table"]
 
 
 def find(flows: Sequence[Flow], topic: str) -> tuple[Flow, To] | None:
-    """The flow that ends in a topic, and that end."""
+    """Return the flow that writes a topic, and that output."""
     for flow in flows:
         for sink in flow.topics:
             if sink.topic == topic:
@@ -200,7 +200,7 @@ def find(flows: Sequence[Flow], topic: str) -> tuple[Flow, To] | None:
 
 
 def check_kind(flows: Sequence[Flow], topic: str, wanted: TableKind) -> None:
-    """Refuse to read results as something they are not."""
+    """Refuse to read results as another kind of table."""
     known = find(flows, topic)
     if known is None:
         return
@@ -214,7 +214,7 @@ def check_kind(flows: Sequence[Flow], topic: str, wanted: TableKind) -> None:
 
 
 def window_size(flows: Sequence[Flow], topic: str, size: DurationLike | None) -> DurationLike:
-    """The size of a topic's windows: as said, or as known; both must agree."""
+    """Return the window size of a topic, given or known; if both, they must agree."""
     known = find(flows, topic)
     here = None if known is None or known[0].window is None else _size_ms(known[0].window.kind)
     if size is None:
@@ -234,7 +234,7 @@ def window_size(flows: Sequence[Flow], topic: str, size: DurationLike | None) ->
 def changelog(
     flows: Sequence[Flow], topic: str, emit: Emit | str | None, grace: DurationLike | None
 ) -> tuple[Emit, int]:
-    """How a changelog is written, and for how long after its end a window may change: as said, or as known."""
+    """Return how a changelog is written, and how long after its end a window may change: given or known."""
     known = find(flows, topic)
     window = None if known is None else known[0].window
     try:
@@ -247,17 +247,17 @@ def changelog(
 
 
 def settles_ms(window: Aggregate) -> int:
-    """For how long after its end a window's rows may still be sent, by the largest timestamp sent before."""
+    """Return how long after its end a window's rows may still be sent, by the largest timestamp sent before."""
     kind = window.kind
     if window.emit is Emit.CLOSE or isinstance(kind, Unlimited):
-        return 0  # rows come in the order of their windows' ends
+        return 0  # rows are sent in the order of their windows' ends
     if isinstance(kind, Session):
         return kind.gap_ms + kind.grace_ms
     return kind.grace_ms + (1 if isinstance(kind, Sliding) else 0)
 
 
 def check_reading(flows: Sequence[Flow]) -> None:
-    """Refuse flows that read what another one writes as something it is not: their numbers would be wrong."""
+    """Refuse flows that read another flow's output as another kind: their results would be wrong."""
     for flow in flows:
         known = find(flows, flow.source.topic)
         window = None if known is None else known[0].window
@@ -306,7 +306,7 @@ def consumed(
     value: Serde[Any] | None,
     given: Consumed | None,
 ) -> Consumed:
-    """How keys and values of a topic are read."""
+    """Return the serdes for keys and values of a topic."""
     if given is not None:
         if key is not None or value is not None:
             raise InvalidError(

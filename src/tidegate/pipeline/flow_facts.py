@@ -1,6 +1,6 @@
-"""What planning needs to know of a flow: numbers and names, nothing that runs.
+"""The facts of a flow that planning needs: numbers and names only.
 
-Thread rule: values.
+Thread rule: immutable values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.windows.kinds import Unlimited
 
 @dataclass(frozen=True, slots=True)
 class FlowFacts:
-    """One flow. `kept_ms` is for how long after the newest event anything of it can be freed by time alone."""
+    """One flow. `kept_ms` is how long after the newest event any of its state can be freed by time alone."""
 
     name: str
     topic: str
@@ -29,15 +29,15 @@ class FlowFacts:
     kept_ms: int | None = None  # None: nothing is freed by time
     is_stateful: bool = True
     has_windows: bool = True
-    is_ordered: bool = False  # events of all source partitions are worked on in one order
+    is_ordered: bool = False  # events of all source partitions are processed in one order
     keeps_bad: bool = False  # a record that a step fails on is dropped or kept; else its partition stops
     lookups: tuple[str, ...] = ()
     upstream: tuple[str, ...] = ()  # flows of the same app that write what this one reads
 
 
 def all_facts(flows: Sequence[Flow], partitions_of: Callable[[str], int | None]) -> dict[str, FlowFacts]:
-    """The facts of all flows of an app. A source that does not exist yet and is the end of another flow will have as
-    many partitions as that flow writes; `partitions_of` answers None for it."""
+    """Return the facts of all flows of an app. A source that does not exist yet and is written by another flow will
+    have as many partitions as that flow writes; `partitions_of` returns None for it."""
     writers = {sink.topic: (flow, sink) for flow in flows for sink in flow.topics}
     found: dict[str, FlowFacts] = {}
 
@@ -58,7 +58,7 @@ def all_facts(flows: Sequence[Flow], partitions_of: Callable[[str], int | None])
 
 
 def facts_of(flow: Flow, partitions: int, upstream: tuple[str, ...] = ()) -> FlowFacts:
-    """What planning sees of a flow whose source has so many partitions."""
+    """Return the facts of a flow whose source has so many partitions."""
     window = flow.window
     return FlowFacts(
         name=flow.name,

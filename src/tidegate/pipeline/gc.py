@@ -1,27 +1,27 @@
 """Garbage collection of commits, plans, packs, parcels, source states and dead letters that no reader can need.
 
-The last `KEPT` commits stay readable with everything they name. What is removed, and why that is safe while other
-coordinators and attempts may still run:
+The last `KEPT` commits stay readable with everything they name. The rules below say what is removed, and why that is
+safe while other coordinators and attempts may still run:
 
-G1  *Known dead.* Objects that commits about to be forgotten name and no retained commit does. Names are unique to an
-    attempt and a committed object is never named again, so nobody can come to need them. They go at once, and
-    before the commits that name them; a crash in between is made good by the next pass.
+G1  *Known dead.* Objects that expiring commits name and no retained commit does. Names are unique to an attempt and a
+    committed object is never named again, so they cannot be needed again. They are removed at once, before the
+    commits that name them; after a crash in between the next pass removes the rest.
 G2  *Delivered.* The parcels of commit N, once commit N+1 exists and does not carry them over: the round after a
-    commit is committed only when the commit's parcels are in the log. At once.
+    commit is committed only when the commit's parcels are in the log. Removed at once.
 G3  *Orphans.* Objects that no commit names: of attempts that died or lost, or that a task wrote and merged away. They
-    go when they are older than the grace. A round that took longer than half of it is not committed (`master`), and
-    commits are read after all objects were listed; so what is old and unnamed then stays unnamed for ever, even
-    if whoever removes it was asleep in between. Dead letters are named by the states of sources and by each other;
-    where one of these chains cannot be followed to its end, no letters go.
-    Ages are measured on the clock that stamps the objects, the store's own: each pass publishes a mark, whose stamp
-    is "now". The wall clock of this machine may say anything. When the store's clock itself jumps, no orphans go for
-    as long as the grace.
+    are removed when they are older than the grace. A round that took longer than half of it is not committed
+    (`coordinator`, M4), and commits are read after all objects were listed; so an object that is old and unnamed then
+    stays unnamed for ever, even if the removing process was suspended in between. Dead letters are named by the
+    states of sources and by each other; if one of these chains cannot be followed to its end, no dead letters are
+    removed. Ages are measured by the store's clock, which stamps the objects: each pass publishes a mark, whose stamp
+    is "now". The wall clock of this machine is not used. When the store's clock jumps, no orphans are removed for the
+    grace time.
 G4  *Plans* up to the newest commit decide nothing any more. Those of retained commits are kept with them.
-G5  *Commits* older than the retained ones. A coordinator that slept through their removal and creates one again is told
-    by the lease (`records`, R5): the lease itself is never removed, and its epoch never falls.
+G5  *Commits* older than the retained ones. A coordinator that was suspended during their removal and creates one
+    again is fenced by the lease (`checkpoint`, R5): the lease itself is never removed, and its epoch never decreases.
 
-One pass is many small steps, so that a round never waits long for it. The first begins with a run, and what is left
-of it is done when the run ends: runs may be as short as they like.
+A pass consists of many small steps, so that a round never waits long for it. The first pass begins with a run, and
+is completed when the run ends, however short the run is.
 
 Thread rule: one coordinator, one thread.
 """
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Removes what may go, a step at a time."""
+    """Removes unneeded objects, a step at a time."""
 
     def __init__(
         self, backend: StorageBackend, records: Records, *, clock: Clock, grace_ms: int, every_ms: int
@@ -58,23 +58,23 @@ class Collector:
         self._every_ms = every_ms
         self._due_ms = clock.monotonic_ms()
         self._steps: Iterator[None] | None = None
-        self._first: tuple[int, int] | None = None  # the store's time and the monotonic time of one moment
-        self._trusted_ms = 0  # from when on, in monotonic time, stamps tell how old objects are
-        self._told = ""  # why the last pass left something, if it did
-        self._letters: set[str] = set()  # objects that whole chains of letters were seen to reach
+        self._first: tuple[int, int] | None = None  # store time and monotonic time of one moment
+        self._trusted_ms = 0  # monotonic time from which on stamps give the age of objects
+        self._told = ""  # why the last pass left something, as logged
+        self._letters: set[str] = set()  # objects reached by complete chains of dead letters
 
     def superseded(self, before: CommitRecord, after: CommitRecord) -> None:
-        """A commit follows another: the parcels of the first are in the log (G2)."""
+        """Note that a commit follows another: the parcels of the first are delivered (G2)."""
         carried = {each.parcel.name for each in after.deliveries}
         for each in before.deliveries:
             if each.parcel.name not in carried:
                 self._remove(each.parcel.name)
 
     def step(self, budget_ms: int = STEP_MS) -> None:
-        """Go on with the current pass for a little while; begin one when it is time.
+        """Continue the current pass for a little while; begin one when it is due.
 
-        A pass ends where the store is out of reach, or where a kept commit is damaged and so nobody knows what it
-        needs: what it left, a later one finds again.
+        A pass ends early if the store is unavailable, or if a kept commit is damaged, so that its needs are unknown;
+        a later pass finds the remaining objects again.
         """
         begun_ms = self._clock.monotonic_ms()
         if self._first is None:
@@ -95,13 +95,13 @@ class Collector:
                 return
 
     def run(self) -> None:
-        """A whole pass now."""
+        """Run a whole pass now."""
         for _ in self._pass():
             pass
         self._steps = None
 
     def finish(self, budget_ms: int = END_MS) -> None:
-        """At the end of a run: do the rest of the pass, then forget the commits since, for at most so long."""
+        """At the end of a run: finish the pass, then remove the commits since, within a time limit."""
         begun_ms = self._clock.monotonic_ms()
         self.step(budget_ms)
         try:
@@ -125,7 +125,7 @@ class Collector:
     # -- known dead ------------------------------------------------------------------------------
 
     def _forget(self) -> Iterator[None]:
-        """Let go of commits behind the retained ones, what only they name first (G1, G4, G5)."""
+        """Delete commits older than the retained ones, after the objects that only they name (G1, G4, G5)."""
         rounds = self._records.rounds()
         kept, gone = rounds[-KEPT:], rounds[:-KEPT]
         if gone:
@@ -147,7 +147,7 @@ class Collector:
                     dead |= {each.parcel.name for each in commit.deliveries} - {
                         each.parcel.name for other in retained for each in other.deliveries
                     }
-                    # Manifests first: none is left behind that names a pack which is gone.
+                    # Manifests first: none remains that names a deleted pack.
                     for name in sorted(dead, key=lambda name: ("/packs/" in name, name)):
                         self._remove(name)
                 self._records.delete("commits", round)
@@ -165,7 +165,7 @@ class Collector:
                 found.append(self._records.load_commit(round))
             except CorruptError:
                 if required:
-                    raise  # what it needs cannot be known, so nothing may go
+                    raise  # its needs are unknown, so nothing may be removed
         return [each[0] for each in found if each is not None]
 
     def _reachable(self, token: bytes, *, required: bool) -> set[str]:
@@ -174,12 +174,12 @@ class Collector:
         except MissingObjectError:
             if required:
                 raise
-            return set()  # a pass that died half-way had removed its manifest: the rest are orphans now
+            return set()  # an interrupted pass had removed its manifest: the rest are orphans now
 
     # -- orphans ---------------------------------------------------------------------------------
 
     def _orphans(self) -> Iterator[None]:
-        """What no commit names and is old (G3)."""
+        """Remove old objects that no commit names, a step at a time (G3)."""
         now_ms = self._store_time()
         if now_ms is None:
             return
@@ -190,7 +190,7 @@ class Collector:
         ]
         yield
         named = yield from self._named(self._commits(self._records.rounds()), old)
-        # Manifests first: none is left behind that names a pack which is gone.
+        # Manifests first: none remains that names a deleted pack.
         orphans = sorted({*old} - named, key=lambda name: ("/packs/" in name, name))
         for number, name in enumerate(orphans):
             if number % REMOVED_AT_ONCE == 0:
@@ -198,7 +198,7 @@ class Collector:
             self._remove(name)
 
     def _named(self, commits: list[CommitRecord], names: list[str]) -> Generator[None, None, set[str]]:
-        """What these commits need; of `names` those that must be taken for needed too."""
+        """Return what these commits need; and those of `names` that count as needed, too."""
         named = {line.state_object for commit in commits for line in commit.sources}
         named |= {each.parcel.name for commit in commits[-1:] for each in commit.deliveries}  # G2
         letters = {name for name in names if self._kind(name) == "letters"}
@@ -211,7 +211,7 @@ class Collector:
         return named
 
     def unneeded(self) -> list[ObjectInfo]:
-        """All objects that none of the kept commits needs, of whatever age: some may be of a round in progress."""
+        """Return all objects that no kept commit needs, of any age: some may belong to a round in progress."""
         listed = [each for each in self._listed() if self._may_be_an_orphan(each.name)]
         finding = self._named(self._commits(self._records.rounds()[-KEPT:]), [each.name for each in listed])
         while True:
@@ -221,17 +221,17 @@ class Collector:
                 return [each for each in listed if each.name not in found.value]
 
     def _listed(self) -> Iterator[ObjectInfo]:
-        """The app's records and what lies beside them, then the objects of its tasks, also of flows that are gone."""
+        """List the app's records and the objects next to them, then the objects of its tasks, also of removed flows."""
         yield from self._backend.list(self._records.folder)
         yield from self._backend.list(self._records.app)
 
     def _store_time(self) -> int | None:
-        """What time it is on the store's clock; None where that says nothing about the age of objects."""
+        """Return the store's clock; None where it says nothing about the age of objects."""
         try:
             found = self._backend.read_published(self._mark)
             self._backend.publish(self._mark, b"", expected=None if found is None else found[1])
         except (ConflictError, UnavailableError):
-            return None  # another process is at it, or nothing can be written just now
+            return None  # another process publishes the mark, or the store is not writable now
         stamps = [
             each.modified_ms for each in self._backend.list(self._records.folder) if each.name == self._mark
         ]
@@ -254,7 +254,7 @@ class Collector:
         return f"{self._records.folder}/collected"
 
     def _follow_letters(self, commits: list[CommitRecord]) -> bool:
-        """Learn which objects of letters the commits' sources reach; False where that cannot be said now."""
+        """Find which dead-letter objects the commits' sources reach; False where that is unknown now."""
         try:
             for commit in commits:
                 for line in commit.sources:
@@ -265,17 +265,17 @@ class Collector:
         return True
 
     def _may_be_an_orphan(self, name: str) -> bool:
-        """Whether a commit would name it if it counted; or it is what a publish that died left behind."""
+        """Whether a commit would name the object if it counted, or an interrupted publish left it."""
         if not name.startswith(f"{self._records.folder}/"):
             return is_task_object(name)
         return self._kind(name) in ("parcels", "sources", "letters") or name.endswith(TEMPORARY)
 
     def _kind(self, name: str) -> str:
-        """The folder of the app's that an object lies in."""
+        """Return the app's folder that an object is in."""
         return name[len(self._records.folder) + 1 :].partition("/")[0]
 
     def _remove(self, name: str) -> None:
         try:
             self._backend.delete(name)
         except UnavailableError:
-            pass  # out of reach for now: the next pass finds it again
+            pass  # unavailable for now: the next pass finds it again

@@ -2,8 +2,8 @@
 
 The order is (stamp, source partition, offset); the stamp is the stream time at the event's own place in its
 partition. Stamps never decrease within a partition, so this is a merge of sorted streams. The *frontier* of a
-partition (stream time, partition, next offset) is a lower bound of its later events. An event is processed once it is
-below the frontiers of all partitions that are waited for; until then a store of the task keeps it:
+partition (stream time, partition, next offset) is a lower bound of its later events. An event is processed once it
+is below the frontiers of all partitions that are waited for; until then the task keeps it in a store:
 
     key = source partition, 4 bytes | ts = stamp | payload: number, offset, event time, event's key, user's columns
 
@@ -13,7 +13,7 @@ O2  events of one partition leave in the order they came, also if offsets start 
     again. Rows are numbered when stored, so one number per partition says which rows are still held back.
 B1  where batches are cut depends on the events alone, row by row, not on the pieces they arrived in: a repeated round
     must give the same bytes.
-B2  a batch is at most an eighth of the memory that the storage limit leaves beside its pool. If updates are sent,
+B2  a batch is at most an eighth of the memory that the storage limit leaves besides its pool. If updates are sent,
     batches are larger, because only the last row of a window counts.
 
 Between processes events travel as one Arrow IPC stream (`pack`, `unpack`).
@@ -44,7 +44,7 @@ from tidegate.windows.kinds import LATEST
 
 
 def pack_events(batch: EventBatch) -> pa.Buffer:
-    """A batch as one Arrow IPC stream; the user's columns come after the event's own, so that no name can clash."""
+    """Encode a batch as one Arrow IPC stream; the user's columns follow the event's own, so that names cannot clash."""
     own = [
         batch.key,
         pa.array(batch.ts),
@@ -61,7 +61,7 @@ def pack_events(batch: EventBatch) -> pa.Buffer:
     _write(packed, measure)
     data = pa.allocate_buffer(
         measure.size()
-    )  # of the right size at once: a stream that grows copies what it has
+    )  # allocated at its final size: a growing stream copies what it has
     _write(packed, pa.FixedSizeBufferWriter(data))
     return data
 
@@ -72,7 +72,7 @@ def _write(packed: pa.RecordBatch, sink: pa.NativeFile) -> None:
 
 
 def unpack_events(data: bytes | memoryview | pa.Buffer) -> EventBatch:
-    """What `pack_events` made; columns lie in the given bytes."""
+    """Decode what `pack_events` returned; columns point into the given bytes."""
     with pa.ipc.open_stream(data) as reader:
         packed = reader.read_next_batch()
     own = int(packed.schema.metadata[_OWN])
@@ -90,7 +90,7 @@ def unpack_events(data: bytes | memoryview | pa.Buffer) -> EventBatch:
 
 
 def join_events(batches: Sequence[EventBatch]) -> EventBatch:
-    """Several batches behind each other; at least one."""
+    """Concatenate batches; at least one."""
     if len(batches) == 1:
         return batches[0]
     values = [batch.values for batch in batches]
@@ -126,17 +126,17 @@ def _values(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordB
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
-_OWN = b"columns of the event itself"  # how many; the user's follow
+_OWN = b"columns of the event itself"  # their number; the user's columns follow
 _NAMES = ("key", "ts", "offset", "partition", "stream_time", "row", "weight", "written")
 
 
 # -- batching -------------------------------------------------------------------------------------
 
-PIECE_ROWS = 1 << 18  # a core's share of the caches holds about so many, with what is made of them
+PIECE_ROWS = 1 << 18  # about as many rows as fit a core's share of the caches, with intermediates
 BATCH_ROWS = 1 << 20
 BATCH_BYTES = 256 << 20
-NESTED_BYTES = 64  # of a value whose size is not plain to see
-OWN_BYTES = 40  # of an event beside its key and columns
+NESTED_BYTES = 64  # for a value whose size is not known without looking
+OWN_BYTES = 40  # for an event, besides key and columns
 
 
 def in_batches(
@@ -146,7 +146,7 @@ def in_batches(
     rows: int = BATCH_ROWS,
     size: int = BATCH_BYTES,
 ) -> Iterator[EventBatch]:
-    """The events in batches of at most `rows` and `size` bytes, one larger event alone."""
+    """Yield the events in batches of at most `rows` and `size` bytes; a larger event comes alone."""
     waiting, rows_left, bytes_left = list[EventBatch](), rows, size
     for whole in pieces:
         piece = whole
@@ -165,7 +165,7 @@ def in_batches(
 
 
 def fits(piece: EventBatch, rows: int, size: int, *, alone: bool) -> tuple[int, int]:
-    """How many of the first events have room, and the bytes they take; with `alone` always one."""
+    """Return how many of the first events fit, and their bytes; with `alone` at least one."""
     fitting = min(len(piece), rows)
     total = batch_bytes(piece.slice(0, fitting))
     if total <= size:
@@ -177,7 +177,7 @@ def fits(piece: EventBatch, rows: int, size: int, *, alone: bool) -> tuple[int, 
 
 
 def batch_bytes(piece: EventBatch) -> int:
-    """What the events are reckoned to take: the sum of `row_bytes`, without looking at rows where that is plain."""
+    """Estimate the bytes of the events: the sum of `row_bytes`, without looking at rows where that is possible."""
     total = OWN_BYTES * len(piece)
     for column in (piece.key, *piece.values.columns):
         if not len(column):
@@ -192,7 +192,7 @@ def batch_bytes(piece: EventBatch) -> int:
 
 
 def row_bytes(piece: EventBatch) -> Int64s:
-    """What each event is reckoned to take."""
+    """Estimate the bytes of each event."""
     sizes = np.full(len(piece), OWN_BYTES, np.int64)
     for column in (piece.key, *piece.values.columns):
         width = _width(column.type)
@@ -205,7 +205,7 @@ def row_bytes(piece: EventBatch) -> Int64s:
 
 
 def _width(kind: pa.DataType) -> int | None:
-    """The bytes of a value; None: they are between its bounds."""
+    """The bytes of a value; None: given by its offsets."""
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         return None
     if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
@@ -218,23 +218,23 @@ def _joined(waiting: list[EventBatch], timings: Timings) -> EventBatch:
         return join_events(waiting)
 
 
-# -- held_events ----------------------------------------------------------------------------------
+# -- held events -----------------------------------------------------------------------------------
 
 STORE: Final = "held"
 VERSION: Final = 1
 EARLIEST: Final = -(2**63)
 Frontiers: TypeAlias = Mapping[int, tuple[int, int]]  # source partition → stream time, next offset
 Cursor: TypeAlias = tuple[int, int, int]  # stamp, source partition, offset
-RELEASED_ROWS: Final = 1 << 20  # about as many held-back events go at once
+RELEASED_ROWS: Final = 1 << 20  # about as many held-back events are released at once
 _END: Final[Cursor] = (LATEST, LATEST, LATEST)
 
 
 class _Lane(msgspec.Struct, array_like=True):
-    """What is held back of one source partition."""
+    """The held-back events of one source partition."""
 
     events: int
-    offset: int  # no offset that is held back is below
-    number: int  # nor is a row's number
+    offset: int  # no held-back offset is below
+    number: int  # no held-back row's number is below
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -244,7 +244,7 @@ class _Saved(msgspec.Struct, array_like=True):
 
 
 class HeldState:
-    """The store of held-back events, and beside it which of its rows still are.
+    """The state of the store of held-back events: which of its rows are still held back.
 
     Version u8 (1) | MessagePack array: what is waited for, next number, {partition: [events, offset, number]}.
     """
@@ -283,7 +283,7 @@ class HeldState:
 
 
 class HeldEvents:
-    """Puts a task's events in order and holds back those that are too early."""
+    """Orders a task's events and holds back those that are too early."""
 
     def __init__(self, runtime: WorkerStorageRuntime, task: str, values: pa.Schema) -> None:
         self._runtime, self._task, self._values = runtime, task, values
@@ -305,10 +305,10 @@ class HeldEvents:
         frontiers: Frontiers,
         left_out: Sequence[tuple[int, int, int]] = (),
     ) -> Iterator[EventBatch]:
-        """Give the events that nothing can come before any more, in order, and hold back the others.
+        """Return, in order, the events that no other event can precede any more, and hold back the others.
 
-        Each piece is of one source partition, its events in order. Without frontiers nothing is waited for. Events
-        of the store with these offsets (partition, first, next) are dropped when their turn comes.
+        Each piece is of one source partition, its events in order. Without frontiers nothing is waited for. Stored
+        events with the offsets to skip (partition, first, next) are dropped when their turn comes.
         """
         bound = min(
             ((time, partition, offset) for partition, (time, offset) in frontiers.items()), default=_END
@@ -332,7 +332,7 @@ class HeldEvents:
     def _due(self, bound: Cursor) -> tuple[list[EventBatch], Cursor]:
         """Take held-back events below the bound out of the store, by partition and offset.
 
-        When they are very many only the earliest go, and the bound that is returned is the one to go by.
+        If they are very many, only the earliest are taken; the returned bound is the one that counts.
         """
         saved = self._state.saved
         if not saved.lanes or bound <= saved.waits_for:
@@ -361,7 +361,7 @@ class HeldEvents:
         return pieces, bound
 
     def _bound_within(self, bound: Cursor) -> Cursor:
-        """The bound, or a lower one, so that not many more events than fit a batch are below it."""
+        """Return the bound, or a lower one that not many more events than fit a batch are below."""
         index, rows = self._state.index, 0
         for start in index.all_buckets():
             if rows >= RELEASED_ROWS:
@@ -371,7 +371,7 @@ class HeldEvents:
             rows += 0 if bucket is None else sum(run.rows for run in bucket.runs)
         if rows <= 2 * RELEASED_ROWS:
             return bound
-        columns = ("key", "ts", "number", "offset")  # a bucket that is too large is cut at a time
+        columns = ("key", "ts", "number", "offset")  # a bucket that is too large is cut by time
         with self._runtime.reader().scan(
             self._task, self._state, Time(EARLIEST, bound[0]), columns=columns
         ) as scan:
@@ -382,7 +382,7 @@ class HeldEvents:
         return min(bound, (int(np.partition(stamps, RELEASED_ROWS)[RELEASED_ROWS]) + 1, -1, -1))
 
     def _wanted(self, rows: pa.RecordBatch, bound: Cursor) -> pa.RecordBatch:
-        """Rows of the store that are still held back, and below the bound."""
+        """Return rows of the store that are still held back and below the bound."""
         lanes = self._state.saved.lanes
         partition = _numbers(rows.column("key"))
         first = np.full(1 + max(int(partition.max()), *lanes), LATEST, np.int64)
@@ -431,7 +431,7 @@ class HeldEvents:
 
 
 def merged(lanes: Sequence[Sequence[EventBatch]]) -> Iterator[EventBatch]:
-    """The events of several partitions in order of (stamp, partition, offset), in batches.
+    """Merge the events of several partitions in the order (stamp, partition, offset), in batches.
 
     Each lane is one partition's events in order; lanes ascend by partition.
     """
@@ -441,7 +441,7 @@ def merged(lanes: Sequence[Sequence[EventBatch]]) -> Iterator[EventBatch]:
             yield from lane
         return
     stamps = [np.concatenate([piece.stream_time for piece in lane]) for lane in lanes]
-    # lanes lie behind each other and each ascends: a stable sort of the stamps is the merge
+    # lanes are concatenated and each ascends: a stable sort of the stamps is the merge
     order = np.argsort(np.concatenate(stamps), kind="stable")
     whose = np.repeat(np.arange(len(lanes)), [len(each) for each in stamps])[order]
     size = sum(batch_bytes(piece) for lane in lanes for piece in lane)
@@ -471,7 +471,7 @@ class _Cut:
 
 
 def _without(piece: EventBatch, left_out: Sequence[tuple[int, int, int]]) -> EventBatch:
-    """One partition's events without those at these offsets."""
+    """Return one partition's events without those at these offsets."""
     is_left = np.ones(len(piece), np.bool_)
     for partition, first, following in left_out:
         if partition == int(piece.partition[0]):
@@ -480,12 +480,12 @@ def _without(piece: EventBatch, left_out: Sequence[tuple[int, int, int]]) -> Eve
 
 
 def _place(piece: EventBatch) -> tuple[int, int]:
-    """Where a piece that came through a shuffle belongs: after its source partition and offsets."""
+    """The sort position of a piece that came through a shuffle: by source partition and offsets."""
     return int(piece.partition[0]), int(piece.offset[0])
 
 
 def _count_below(piece: EventBatch, partition: int, bound: Cursor) -> int:
-    """How many of one partition's events are below the bound."""
+    """Count one partition's events below the bound."""
     time, least, next_offset = bound
     before = int(np.searchsorted(piece.stream_time, time, side="right" if partition <= least else "left"))
     if partition == least:
@@ -494,7 +494,7 @@ def _count_below(piece: EventBatch, partition: int, bound: Cursor) -> int:
 
 
 def _keys(partition: npt.NDArray[np.int32]) -> pa.BinaryArray:
-    """Numbers of partitions as keys of the store."""
+    """Encode partition numbers as keys of the store."""
     bounds = np.arange(0, 4 * len(partition) + 1, 4, dtype=np.int32)
     content = np.ascontiguousarray(partition, np.dtype(">i4"))
     return pa.Array.from_buffers(
@@ -503,6 +503,6 @@ def _keys(partition: npt.NDArray[np.int32]) -> pa.BinaryArray:
 
 
 def _numbers(keys: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    """What `_keys` was given."""
+    """Decode what `_keys` returned."""
     start = int(np.frombuffer(keys.buffers()[1], np.int32)[keys.offset])
     return np.frombuffer(keys.buffers()[2], np.dtype(">i4"), len(keys), start).astype(np.int32)

@@ -1,9 +1,9 @@
-"""Starting an app: everything is opened, put together and handed to a `Run`; what fails here fails before any round.
+"""Start an app: open everything, connect it and hand it to a `Run`; failures here come before any round.
 
-The order matters: the app's turn is taken first, so that a second process is told before it has opened or changed
-anything else; the engine is made last, when topics and definition are known.
+The order matters. The lease is taken first, so that a second process fails before it has opened or changed anything
+else; the engine is created last, when topics and definition are known.
 
-Thread rule: any thread; functions keep nothing.
+Thread rule: any thread; functions keep no state.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def start_run(
     progress: Callable[[Progress], None] | None = None,
     begins: bool = True,
 ) -> Run:
-    """Take the app's turn and begin rounds; without `begins`, `Run.begin` does.
+    """Take the app's lease and begin rounds; without `begins`, `Run.begin` does.
 
-    `engine` None is the local one; a function is called with the setup once topics are known. What was handed in open
-    is left open. A clock of one's own comes with a scheduler, or the lease is renewed between rounds only.
+    `engine` None is the local one; a function is called with the setup once topics are known. Resources that were
+    passed in open stay open. Pass a scheduler with a custom clock; otherwise the lease is renewed between rounds
+    only.
     """
     settings = settings or RunSettings()
     if clock is None and scheduler is None:
@@ -141,9 +142,10 @@ def _engine(
     files: Files | None,
     metrics: Metrics,
 ) -> tuple[Engine, Callable[[Sequence[Delivery]], None]]:
-    """The engine, and what the coordinator delivers with: the local engine's own worker, or one beside Spark's.
+    """Return the engine and the coordinator's deliverer: the local engine's own worker, or a separate one beside
+    Spark's.
 
-    The local engine's storage is measured with the run; Spark's workers are other processes and count for themselves.
+    The local engine's storage is measured with the run; Spark's workers are other processes with their own metrics.
     """
     if engine is None:
         local = LocalEngine(
@@ -164,14 +166,14 @@ def _engine(
         made = engine
     if isinstance(made, LocalEngine):
         return made, made.deliver
-    # Tasks deliver in their own processes, so this one opens a partition only while it delivers (log=None).
+    # Tasks deliver in their own processes; this process opens a partition only while it delivers (log=None).
     worker = Worker(opened.setup, backend=backend, clock=clock, randomness=randomness, files=files)
     resources.callback(worker.close)
     return made, worker.deliver
 
 
 def _locked_output(setup: WorkerSetup, files: Files) -> str | None:
-    """A partition of the app's output topics that another process has open for writing; of a folder only."""
+    """Return an output partition of the app that another process holds open for writing, or None (log folders)."""
     if is_kafka(setup.log):
         return None
     folder = folder_path(setup.log)
@@ -198,7 +200,7 @@ def _open_log(setup: WorkerSetup, settings: RunSettings, files: Files | None, cl
 
 
 def _looking(log: Log | KafkaLog, opened: Opened) -> Callable[[], Targets]:
-    """Where the sources end now, for threads other than the coordinator's."""
+    """Return a function that looks up the sources' log end offsets, for threads other than the coordinator's."""
     topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
 
     def look() -> Targets:

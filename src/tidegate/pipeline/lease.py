@@ -1,17 +1,16 @@
 """The lease of an app: which process runs it, renewed during long rounds, and the generation in all records.
 
-The lease saves work and makes a second process fail fast; results do not depend on it. Two coordinators at the same
-time, one of them resumed after its lease ran out, are separated by the stored records (`checkpoint`, R1–R4) and by a
-check of the lease after each commit (R5).
+The lease avoids duplicate work and makes a second process fail fast; results do not depend on it. Two coordinators
+at the same time, one of them resumed after its lease ran out, are separated by the stored records (`checkpoint`,
+R1–R4) and by a check of the lease after each commit (R5).
 
-G1  of any number of processes one gets the lease; the others are told who has it.
+G1  of any number of processes one gets the lease; the error of the others names its holder.
 G2  a dead process of this machine does not block: its lease is taken at once. One of another machine blocks until its
-    lease has run out.
-    One of this machine that lives and did not renew in time (it was stopped, say) blocks for as long as it holds what a
-    run needs (`in_use`): the next one waits for it, for as long as a lease lasts, and then leaves the lease with it.
-    So one of the two goes on, whichever.
-G3  the lease is renewed by a thread of its own, so a round may take as long as it likes; when renewing fails because
-    another one has it, `check` says so.
+    lease has run out. A live process of this machine that did not renew in time (it was stopped, say) blocks for as
+    long as it holds files that a run needs (`in_use`): the next process waits for it, for as long as a lease lasts,
+    and then leaves the lease to it. So one of the two continues.
+G3  the lease is renewed by a thread of its own, so a round may take any time; if renewing fails because another
+    process has the lease, `check` raises.
 
 Thread rule: safe from any thread.
 """
@@ -36,7 +35,7 @@ PAUSE_MS: Final = 100
 
 
 class AppLease:
-    """This process's turn at running the app."""
+    """This process's lease of the app."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class AppLease:
         scheduler: Scheduler | None = None,
         in_use: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`in_use` names what another process has open that a run of this app needs, or None."""
+        """`in_use` names a resource that another process has open and a run of this app needs, or None."""
         self._backend = backend
         self._records = records
         self._clock = clock
@@ -92,7 +91,7 @@ class AppLease:
 
     @property
     def was_left(self) -> bool:
-        """Whether the process before did not give the app up: it may wake, and has what it holds until it knows."""
+        """Whether the previous process did not release the app: it may wake, and holds its files until it is fenced."""
         return self._lease.was_left
 
     @property
@@ -100,7 +99,7 @@ class AppLease:
         return self._lease.epoch
 
     def keep(self) -> None:
-        """Before a step: renew when it is time; `FencedError` when another process has the app."""
+        """Before a step: renew when due; `FencedError` if another process has the app."""
         with self._lock:
             self._raise_lost()
             try:
@@ -109,7 +108,7 @@ class AppLease:
                 raise self._fenced() from None
 
     def check(self) -> None:
-        """After a commit was created: `FencedError` unless the lease is still ours, as the backend has it now."""
+        """After a commit was created: `FencedError` unless the backend still has the lease as ours."""
         with self._lock:
             self._raise_lost()
             found = read_lease(self._backend, self._records.lease_name)
@@ -117,7 +116,7 @@ class AppLease:
             raise self._fenced()
 
     def release(self) -> None:
-        """Give the app up, so that the next one need not wait."""
+        """Release the app, so that the next process need not wait."""
         if self._renewing is not None:
             self._renewing.cancel()
         with self._lock:
@@ -125,7 +124,7 @@ class AppLease:
                 self._lease.release()
 
     def give_up(self) -> None:
-        """`release`, and from now on `keep` and `check` raise `FencedError`: for a round that does not end."""
+        """Release the app; from now on `keep` and `check` raise `FencedError`. For a round that does not end."""
         if self._renewing is not None:
             self._renewing.cancel()
         with self._lock:
@@ -139,7 +138,7 @@ class AppLease:
                 try:
                     self._lease.keep()
                 except TidegateError as error:
-                    # Out of reach for a moment is no reason to stop: the next turn tries again.
+                    # Briefly unavailable is no reason to stop: the next renewal tries again.
                     self._lost = error if isinstance(error, FencedError) else None
 
     def _raise_lost(self) -> None:

@@ -1,9 +1,9 @@
-"""Why a window of an app's table is what it is: the records of its source that belong to it, and what became of each.
+"""Explain the value of a window of an app's table: the source records that belong to it, and the outcome of each.
 
-Read again from the source topic: from where the window's time begins (and as much before as duplicates may lie
-apart), up to a number of records. Where event time is a column of the values a log has no index of it: then all of the
-topic is read, up to that number. What was set aside comes from the app's late table and dead letters, so outcomes
-are the app's own wherever it kept them; duplicates are told by the same columns and the same horizon.
+The source topic is read again, from the window's start (and earlier by the deduplication horizon), up to a number of
+records. Where event time is a column of the values, the log has no index of it: then the whole topic is read, up to
+that number. Records that were set aside come from the app's late table and dead letters, so these outcomes are the
+app's own; duplicates are found by the same columns and the same horizon.
 
 | outcome | the record |
 |---|---|
@@ -16,7 +16,7 @@ are the app's own wherever it kept them; duplicates are told by the same columns
 
 Only for flows whose state is kept by the source's own key: a re-keyed window has records of every partition.
 
-Thread rule: pure but for reading.
+Thread rule: pure functions, except for reading the log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_RECORDS: Final = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One record of the window, and what became of it."""
+    """One record of the window, and its outcome."""
 
     partition: int
     offset: int
@@ -59,7 +59,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class WindowExplanation:
-    """Everything known about one window. `is_whole`: all of the source that may speak of it was looked at."""
+    """Everything known about one window. `is_whole`: all source records that may belong to it were read."""
 
     key: Any
     start: int
@@ -84,7 +84,7 @@ def explain_window(
     most_records: int = MOST_RECORDS,
     between: Callable[[], None] = lambda: None,
 ) -> WindowExplanation:
-    """The records of the window that starts there; `between` is called between batches, and may raise."""
+    """Explain the window that starts at this time; `between` is called between batches, and may raise."""
     flow = table.flow
     if flow.rekey_at is not None:
         raise InvalidError(
@@ -102,7 +102,7 @@ def explain_window(
 
 
 class _Reading:
-    """The source read again for one window."""
+    """Reads the source again for one window."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Reading:
         return found, True
 
     def _mine(self, batch: pa.RecordBatch, number: int) -> Iterator[Contribution | None]:
-        """The records of the key; those outside of the window only teach which ids were there."""
+        """The records of the key; those outside of the window only tell which ids were seen."""
         rows = np.flatnonzero(
             pc.fill_null(pc.equal(batch.column("key"), pa.scalar(self._raw, pa.binary())), False)
         )
@@ -184,7 +184,7 @@ class _Reading:
                 yield Contribution(number, offset, time, outcome, raw, reason)
 
     def _times(self, batch: pa.RecordBatch) -> list[int | None]:
-        """When each event was; None where that cannot be told."""
+        """The event time of each record; None where it is unknown."""
         if self._decoder is None:
             times: list[int | None] = batch.column("timestamp").cast(pa.int64()).to_pylist()
             return times
@@ -252,7 +252,7 @@ class _Reading:
 
 
 def _set_aside(table: ResultTable) -> dict[tuple[int, int], tuple[str, str]]:
-    """Partition and offset → what became of it, and why; of records the app kept apart."""
+    """Partition and offset → outcome and reason, of records that the app set aside."""
     found: dict[tuple[int, int], tuple[str, str]] = {}
     late = table.late()
     if late.num_rows:
@@ -268,7 +268,7 @@ def _set_aside(table: ResultTable) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def _id_of(raw: bytes | None, columns: tuple[str, ...]) -> tuple[Any, ...] | None:
-    """What makes the record itself, None where it has no such columns."""
+    """The id of a record, None where it lacks one of the columns."""
     try:
         said = msgspec.json.decode(raw or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""The local engine: the work of rounds in threads of this process, without a JVM.
+"""The local engine: executes rounds in threads of this process, without a JVM.
 
-The same `Worker` runs here and in Spark's Python workers; this module only hands out its work. Kernels and Arrow let go
-of the interpreter's lock, so two tasks in two threads do use two cores for most of their time.
+The same `Worker` runs here and in Spark's Python workers; this module distributes its work. Kernels and Arrow
+release the GIL, so tasks in two threads use two cores for most of their time.
 
 Thread rule: `run` from one thread at a time.
 """
@@ -38,7 +38,7 @@ Done = TypeVar("Done")
 
 
 class LocalEngine:
-    """One worker and as many threads as there are cores."""
+    """One worker and one thread per core."""
 
     name = "local"
     processes = 1
@@ -99,18 +99,18 @@ class LocalEngine:
         return RoundResult(tuple(sources), (*(each for _, each in together), *shards))
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """What the coordinator delivers itself goes through the same worker, so one process opens a partition once."""
+        """Deliver the coordinator's own parcels through the same worker, so that one process opens a partition once."""
         self._worker.deliver(deliveries)
 
     def cancel(self) -> None:
-        """Threads cannot be ended: what they do comes to its end, and does not count."""
+        """Cancel the round: threads finish their current work, and the results do not count."""
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._worker.close()
 
     def _expect(self, jobs: int) -> None:
-        """So many jobs are about to be submitted: when all threads wait for backlog, nobody will free any."""
+        """Announce the number of jobs to be submitted: if all threads wait for backlog, none is left to free it."""
         self._worker.runtime.backlog.expect_jobs(self.slots, jobs)
 
     def _submit(self, job: Callable[..., Done], *arguments: Any) -> Future[Done]:
@@ -125,7 +125,7 @@ class LocalEngine:
     def _work_on_source(
         self, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
     ) -> tuple[SourceResult | None, TaskResult]:
-        """A co-partitioned task with the source of its number, if that has anything."""
+        """Run a co-partitioned task with the source of its number, if the source has records to read."""
         if source is None:
             return None, self._work(order, task, ())
         reading = self._worker.read(source, order.tick_of(source.flow))
@@ -147,7 +147,7 @@ class LocalEngine:
     def _read_and_split(
         self, order: RoundOrder, source: SourceOrder
     ) -> tuple[SourceResult, list[tuple[tuple[str, int], EventBatch]]]:
-        """A source of a re-keyed flow, its events by the task that owns their key."""
+        """Read a source of a re-keyed flow and return its events by the task that owns their key."""
         reading = self._worker.read(source, order.tick_of(source.flow))
         pieces = [
             ((source.flow, shard), events)
@@ -158,13 +158,13 @@ class LocalEngine:
 
 
 def _cores() -> int:
-    """How many cores this process may use; where the system does not say, all of them."""
+    """Return the number of cores this process may use; all of them if the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _settle(futures: Iterable[Future[Any]]) -> None:
-    """Let all of them come to their end, also when one failed: nothing runs on behind our back."""
+    """Wait for all jobs, also after a failure: no job keeps running in the background."""
     for future in futures:
         future.exception()

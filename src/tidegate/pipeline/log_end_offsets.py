@@ -1,4 +1,4 @@
-"""How far the log goes: the first and the end offset of every partition, as a reader of committed records sees them.
+"""The first offset and the log end offset of every partition, as seen by a reader of committed records.
 
 Thread rule: one coordinator, one thread.
 """
@@ -24,7 +24,7 @@ class Head(NamedTuple):
 
 
 class LogEndOffsets:
-    """Looks at the partitions of an embedded or a Kafka log."""
+    """Reads the offsets of an embedded or a Kafka log."""
 
     def __init__(self, log: Log | KafkaLog) -> None:
         self._log = log
@@ -34,11 +34,11 @@ class LogEndOffsets:
         self._views.clear()
 
     def look(self, topics: Mapping[str, int]) -> dict[str, dict[int, Head]]:
-        """The heads of so many partitions of each topic."""
+        """Return the offsets of so many partitions of each topic."""
         return {topic: self.of(topic, partitions) for topic, partitions in topics.items()}
 
     def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
-        """Which topic each name stands for now; `UnavailableError` when one of them is gone."""
+        """Return the current state of each topic, with its id; `UnavailableError` if a topic is gone."""
         wanted = list(topics)
         found = self._log.topic_states(wanted)
         for topic in wanted:
@@ -56,11 +56,11 @@ class LogEndOffsets:
         return {number: Head(*bounds) for number, bounds in found.items()}
 
     def partitions(self, topic: str) -> int | None:
-        """How many partitions a topic has; None when there is no such topic."""
+        """Return the number of partitions of a topic; None if it does not exist."""
         return self._log.partition_counts().get(topic)
 
     def require(self, topic: str, app: str) -> int:
-        """The number of partitions of a topic the app reads; it must exist."""
+        """Return the number of partitions of a topic that the app reads; it must exist."""
         found = self.partitions(topic)
         if found is None:
             raise InvalidError(
@@ -71,7 +71,7 @@ class LogEndOffsets:
         return found
 
     def bytes_per_record(self, topic: str, partitions: int) -> float | None:
-        """About how large a record is in the log; None where that cannot be told cheaply."""
+        """Estimate the bytes of a record in the log; None where that is not cheap to find out."""
         if not isinstance(self._log, Log):
             return None
         size = records = 0

@@ -48,7 +48,7 @@ _PLAIN_KEYS: Final = frozenset({"bytes", "string", "int", "long", "double"})
 
 
 class LookupStage:
-    """Adds a table's columns to events."""
+    """Adds columns of a table's rows to events."""
 
     def __init__(
         self, step: Lookup, schema: pa.Schema, key: Serde[Any], backend: StorageBackend, clock: Clock
@@ -65,7 +65,7 @@ class LookupStage:
         self._snapshot: StoredSnapshot | None = None
 
     def at(self, commit: int) -> None:
-        """Look into this commit of the table from now on."""
+        """Read this commit of the table from now on."""
         if self._snapshot is not None and self._snapshot.commit.number == commit:
             return
         known = table_commits(self._backend, self.table)
@@ -118,7 +118,7 @@ class LookupStage:
 
 
 def lookup_key(step: Lookup, schema: pa.Schema, key: Serde[Any]) -> pa.DataType:
-    """The type of what is looked up by; `InvalidError` where keys of it have no bytes of their own."""
+    """Return the type of the lookup key; `InvalidError` for types that have no byte encoding."""
     if step.key is None:
         return key.arrow_type
     kind = Projection([("key", step.key)], schema, key, what="lookup").schema.field("key").type
@@ -127,9 +127,9 @@ def lookup_key(step: Lookup, schema: pa.Schema, key: Serde[Any]) -> pa.DataType:
 
 
 def require_key(step: Lookup, kind: pa.DataType, key: Serde[Any], stored: str) -> Serde[Any] | None:
-    """How keys of this type are written to find rows of the table; None: as the stream's own bytes are.
+    """Return the serde that writes keys of this type to find rows of the table; None: as the stream's own bytes.
 
-    `stored` says the table's key serde. `InvalidError` where keys of the two types are never the same.
+    `stored` is the table's key serde. `InvalidError` where keys of the two types can never be equal.
     """
     there = serde_from(stored)
     if step.key is None and (stored == repr(key) or isinstance(key, Bytes) or isinstance(there, Bytes)):
@@ -145,7 +145,7 @@ def require_key(step: Lookup, kind: pa.DataType, key: Serde[Any], stored: str) -
 
 
 def stored_keys(column: pa.Array, serde: Serde[Any]) -> pa.BinaryArray:
-    """Keys as the table has them, null where the table's type cannot hold one: there is no such row."""
+    """Return keys as the table has them; null where the table's type cannot hold one, so there is no such row."""
     wanted = serde.arrow_type
     if pa.types.is_integer(column.type) and pa.types.is_integer(wanted):
         here, there = np.iinfo(column.type.to_pandas_dtype()), np.iinfo(wanted.to_pandas_dtype())
@@ -162,7 +162,7 @@ def stored_keys(column: pa.Array, serde: Serde[Any]) -> pa.BinaryArray:
 
 
 def _meets(kind: pa.DataType, there: pa.DataType) -> bool:
-    """Whether a value of one type can be the same as one of the other, without loss."""
+    """Whether a value of one type can equal one of the other, without loss."""
     if _is_text(there) or _is_bytes(there):
         return _is_text(kind) or _is_bytes(kind)
     if pa.types.is_integer(there):
@@ -186,7 +186,7 @@ def _sql_type(serde: Serde[Any] | None) -> str:
 
 
 def lookup_columns(step: Lookup) -> list[pa.Field]:
-    """The columns a lookup adds, as they turn out: null where the table has no row."""
+    """Return the columns that a lookup adds: null where the table has no row."""
     kind = step.value.arrow_type
     if not pa.types.is_struct(kind):
         return [pa.field(name, kind) for _, name in step.columns]
@@ -194,7 +194,7 @@ def lookup_columns(step: Lookup) -> list[pa.Field]:
 
 
 def table_commits(backend: StorageBackend, table: str) -> CommitList:
-    """The commits there are of a table; `UnavailableError` before the first."""
+    """Return the commits of a table; `UnavailableError` before the first."""
     found = load_commits(backend, table)
     if found is None or not found[0].commits:
         raise UnavailableError(
@@ -205,7 +205,7 @@ def table_commits(backend: StorageBackend, table: str) -> CommitList:
 
 
 def newest_commits(backend: StorageBackend, tables: list[str]) -> dict[str, int]:
-    """What a plan names for a round that looks into these tables."""
+    """Return the commits that a plan names for a round with lookups in these tables."""
     return {table: table_commits(backend, table).commits[-1].number for table in tables}
 
 
@@ -226,29 +226,29 @@ logger = logging.getLogger(__name__)
 
 
 class TableCommits:
-    """The commits of tables, as planning sees them."""
+    """The commits of lookup tables, as planning needs them."""
 
     def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
         self.lags: dict[str, int] = {}
 
     def newest(self, tables: Iterable[str]) -> dict[str, int]:
-        """The newest commit of each table; `UnavailableError` when one has none yet."""
+        """Return the newest commit of each table; `UnavailableError` if one has none yet."""
         return newest_commits(self._backend, list(tables))
 
     def are_kept(self, planned: Mapping[str, int]) -> bool:
-        """Whether a plan's commits can still be read: a table keeps only the last ones."""
+        """Whether a plan's commits can still be read: a table keeps only its last ones."""
         return all(
             any(each.number == number for each in table_commits(self._backend, table).commits)
             for table, number in planned.items()
         )
 
     def close(self) -> None:
-        """Give up what is built here."""
+        """Close the tables that are built here."""
 
 
 class LookedUpTables(TableCommits):
-    """The same, kept up to date."""
+    """The commits of lookup tables, some of which this process keeps up to date."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class LookedUpTables(TableCommits):
             if builder is not None:
                 builder.advance_to(builder.end_offsets(), IDLE_MS)
                 builder.commit()
-                builder.commit_if_due()  # keeps the lease
+                builder.commit_if_due()  # renews the lease
         except FencedError:
             self._let_go(name)  # another process builds it now
         except TidegateError as error:
@@ -314,7 +314,7 @@ class LookedUpTables(TableCommits):
             self.lags[name] = lag
 
     def _claimed(self, name: str) -> Materialiser | None:
-        """This process as the builder of the table, if nobody else is; None where it cannot be."""
+        """Take the lease to build the table, if it is free; None where it cannot be built here."""
         rules = None if name in self._left else self._rules(name)
         if rules is None:
             return None
@@ -334,7 +334,7 @@ class LookedUpTables(TableCommits):
         return builder
 
     def _rules(self, name: str) -> TableRules | None:
-        """What the table is; None where its topic is not in this log, or it is no table of plain keys."""
+        """The table's definition; None where its topic is not in this log, or it is not a table of plain keys."""
         known = load_commits(self._backend, name)
         topic = name if known is None else known[0].shape.topic
         partitions = self._heads.partitions(topic)
@@ -361,7 +361,8 @@ class LookedUpTables(TableCommits):
 def table_lags(
     log: Any, backend: StorageBackend, tables: Iterable[str]
 ) -> Iterator[tuple[str, CommitList | None, int | None]]:
-    """Each table with its commits (None before the first) and its lag (None where the topic is not in the log)."""
+    """Yield each table with its commits (None before the first) and its lag (None where the topic is not in the
+    log)."""
     heads = LogEndOffsets(log)
     try:
         for table in tables:
@@ -373,7 +374,7 @@ def table_lags(
 
 
 def records_behind(heads: LogEndOffsets, known: CommitList) -> int | None:
-    """The records that the newest commit has not seen; None where the topic is not the one it was made of."""
+    """Count the records that the newest commit has not seen; None where the topic is not the one it was built from."""
     shape = known.shape
     there = heads.partitions(shape.topic)
     if there is None or not known.commits or max(shape.partitions, default=0) >= there:

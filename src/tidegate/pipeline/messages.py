@@ -50,20 +50,20 @@ Any_ = TypeVar("Any_")
 
 
 class Tick(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a round says about time: recorded in its plan, the same when it is repeated."""
+    """The time of a round: recorded in its plan, and the same when the round is repeated."""
 
     now_ms: int
-    watermark: int | None = None  # re-keyed flows: no source's stream time is behind this any more
+    watermark: int | None = None  # re-keyed flows: no source's stream time is below this any more
     closing: bool = False
     waits: tuple[int, ...] = ()  # source partitions that held-back events wait for (`pipeline.held_events`)
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Events that a task has read and not worked on yet, because an earlier one may still come.
+    """Events that a task has read and not processed yet, because an earlier one may still come.
 
-    `waits_for` is how far the source partition has come that is furthest behind: stream time, partition, next offset.
-    Nothing that is held back is below it. Partition -1: nobody is waited for, there are too many to work on at once.
-    `offsets` are, by source partition, offsets that nothing held back is below.
+    `waits_for` is the frontier of the source partition that is furthest behind: stream time, partition, next offset.
+    Nothing that is held back is below it. Partition -1: no partition is waited for, the events are too many for one
+    round. `offsets` gives, by source partition, an offset that nothing held back is below.
     """
 
     events: int
@@ -82,7 +82,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a task wants to publish, as one object of its own; it counts when a commit names it."""
+    """A task's results to publish, as one object; it counts when a commit names it."""
 
     name: str
     size: int
@@ -91,17 +91,17 @@ class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A committed parcel on its way into topics: `bases` are the offsets its sections go to, in their order."""
+    """A committed parcel to be delivered into topics: `bases` are the base offsets of its sections, in their order."""
 
     round: int
     parcel: Parcel
     bases: tuple[int, ...]
-    flow: str = ""  # whose parcel it is
+    flow: str = ""  # the parcel's flow
     task: int = -1
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a partition is not worked on any more, and what would resume it.
+    """Why a partition was stopped, and what would resume it.
 
     A record that was read in an earlier round and held back may fail when its turn comes. Then `offset` lies before
     the partition's position, and `stream_time` is the record's: events from there on stay held back
@@ -116,7 +116,7 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BadRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that a step of its flow fails on; `kind` is what its partition stops with (`Stop.reason`).
+    """A record that a step of its flow fails on; `kind` is the reason with which its partition stops (`Stop.reason`).
 
     `stream_time` is that of its source at its place.
     """
@@ -129,16 +129,16 @@ class BadRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def resume_command(app: str, flow: str, partition: int, skip_to: int | None = None) -> str:
-    """What to type to go on with a stopped partition."""
+    """Return the command that resumes a stopped partition."""
     skip = "" if skip_to is None else f" --skip-to {skip_to}"
     return f"tidegate app resume {app} --partition {flow}:{partition}{skip}"
 
 
 class SourceOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Read offsets from `start` up to `stop` of one partition, going on from `state` (empty: from nothing).
+    """Read offsets from `start` up to `stop` of one partition, continuing from `state` (empty: the initial state).
 
-    `bad` are records that a task failed on when the same range was tried before, also such that were read in an earlier
-    round and held back since: those lie before `start`.
+    `bad` are records that a task failed on when the same range was tried before, also those that were read in an
+    earlier round and held back since: they lie before `start`.
     """
 
     flow: str
@@ -153,9 +153,9 @@ class SourceOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bring one task from `token` (empty: from nothing) through this round; deliver what was committed before.
+    """Bring one task from `token` (empty: no state) through this round; deliver what was committed before.
 
-    `left_out` are held-back events that are not to be worked on: source partition, first offset, next offset.
+    `left_out` are held-back events to skip: source partition, first offset, next offset.
     """
 
     flow: str
@@ -169,10 +169,10 @@ class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One round of an app. Co-partitioned flows have source and task orders of the same numbers.
 
-    `ticks` are those of flows that have their own (a watermark, an end of input); ask `tick_of`. `life` tells an
-    app from the one it was before it was reset or replayed: what has names or numbers for good begins anew with it.
+    `ticks` are those of flows that have their own (a watermark, an end of input); use `tick_of`. `incarnation`
+    changes when the app is reset or replayed: names and sequence numbers that must be unique begin anew with it.
     `frontiers` are, for each flow, the partitions that held-back events wait for: stream time and next offset before
-    this round. `stops` are, for each flow, partitions whose held-back events stay so from here on, whatever is read.
+    this round. `stops` are, for each flow, the places from which on a partition's events stay held back.
     """
 
     app: str
@@ -192,7 +192,8 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def frontiers_after(
         self, flow: str, reached: Mapping[int, tuple[int, int]]
     ) -> dict[int, tuple[int, int]]:
-        """How far the partitions that are waited for have come, with what this round `reached` in some of them."""
+        """Return the frontiers of the partitions that are waited for, after this round `reached` new ones in some
+        of them."""
         waited = self.frontiers.get(flow, {})
         found = {
             partition: max(before, reached.get(partition, before)) for partition, before in waited.items()
@@ -201,7 +202,7 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SourceResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a source came; with `stopped`, `next_offset` is where it would resume."""
+    """The outcome of a source order; with `stopped`, `next_offset` is where it would resume."""
 
     flow: str
     partition: int
@@ -216,9 +217,9 @@ class SourceResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A task after the round: the token that restores it, and what it wants to publish.
+    """The outcome of a task order: the token that restores the task, and the results to publish.
 
-    With `bad` there is neither: its steps failed on these records, and the round is tried again without them.
+    With `bad` there is neither: its steps failed on these records, and the round is repeated without them.
     """
 
     flow: str
@@ -236,7 +237,7 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoundResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all of a round's work came to."""
+    """The results of all sources and tasks of a round."""
 
     sources: tuple[SourceResult, ...]
     tasks: tuple[TaskResult, ...]
@@ -247,5 +248,5 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, kind: type[Any_]) -> Any_:
-    """One of the values above; `msgspec.DecodeError` when it is not."""
+    """Decode one of the values above; `msgspec.DecodeError` if the bytes are none."""
     return msgspec.msgpack.decode(data, type=kind)

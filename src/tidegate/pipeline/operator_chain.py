@@ -1,9 +1,9 @@
 """A task's part of a flow: the steps from the first that keeps state on, as operators on the worker's storage.
 
-A flow is cut once. In front of the cut are steps that keep nothing and run where records are read; behind it,
-everything runs in the task that owns the keys. In a re-keyed flow the cut lies right after the `KeyBy`.
+A flow is cut once. Stateless steps in front of the cut run where records are read; the steps behind it run in the
+task that owns the keys. In a re-keyed flow the cut lies right after the `KeyBy`.
 
-Operators trust the stream times that events carry (`sources`), whichever way the events came.
+Operators use the stream times that events carry (`source`), whether or not the events were shuffled.
 
 Thread rule: one task, one thread at a time.
 """
@@ -68,7 +68,7 @@ Link: TypeAlias = "DedupeOperator | WindowOperators | Stateless | Retractions"
 
 
 def cut_of(flow: Flow) -> int:
-    """How many of the flow's steps run where records are read."""
+    """Return how many of the flow's steps run where records are read."""
     if flow.rekey_at is not None:
         return flow.rekey_at + 1
     for place, step in enumerate(flow.steps):
@@ -78,15 +78,16 @@ def cut_of(flow: Flow) -> int:
 
 
 def front_of(flow: Flow, around: Around) -> Stateless:
-    """The steps in front of the cut."""
+    """Return the steps in front of the cut."""
     return _stateless(flow, 0, cut_of(flow), around)
 
 
 def checks_of(flow: Flow, around: Around) -> Stateless | None:
-    """What is tried where records are read, in a flow whose tasks may work on them many rounds later; None: nothing.
+    """Return the checks to run where records are read, if tasks may process the records many rounds later; None: none.
 
-    Events that were held back are behind their partition's position, and it cannot stop in front of them any more. So
-    a step behind the cut that fails on a record has to be found out here. Behind a lookup this cannot be known.
+    Events that were held back are behind their partition's position, so it cannot stop in front of them any more.
+    Therefore a step behind the cut that fails on a record has to be found here. Behind a lookup this is not
+    possible.
     """
     if not flow.is_ordered:
         return None
@@ -116,13 +117,13 @@ def checks_of(flow: Flow, around: Around) -> Stateless | None:
 
 
 def _not_always_json(schema: pa.Schema) -> tuple[str, ...]:
-    """The columns with values that JSON may not be able to say: NaN, infinities, years beyond 9999."""
+    """Return the columns with values that JSON may be unable to encode: NaN, infinities, years beyond 9999."""
     kinds = (pa.types.is_floating, pa.types.is_nested, pa.types.is_temporal)
     return tuple(each.name for each in schema if any(is_kind(each.type) for is_kind in kinds))
 
 
 def _reducers(flow: Flow, place: int) -> list[tuple[str, Stage]]:
-    """What the user's own aggregates make of events, tried and thrown away."""
+    """Run the user's own aggregates on events as a check; the result is discarded."""
     step = flow.steps[place]
     if not isinstance(step, Aggregate) or flow.source.has_updates:
         return []
@@ -145,7 +146,7 @@ def _reducers(flow: Flow, place: int) -> list[tuple[str, Stage]]:
 
 
 def keyless(app: str, flow: Flow, partitions: int) -> str:
-    """Why the flow cannot take records without a key; empty where it can.
+    """Return why the flow cannot take records without a key; empty where it can.
 
     Copies of a record without a key may be in any partition of the source, and a co-partitioned task sees one.
     """
@@ -175,7 +176,7 @@ class TaskChain:
         randomness: Randomness,
         told_as: str | None = None,
     ) -> None:
-        """`told_as` names the task in warnings about records that it drops; None: there are none."""
+        """`told_as` names the task in warnings about records that it drops; None: no warnings."""
         self._flow = flow
         self._told_as = told_as
         self.links: list[Link] = []
@@ -205,7 +206,7 @@ class TaskChain:
 
     @property
     def operators(self) -> list[DedupeOperator | WindowOperators]:
-        """Those that keep state, in their order."""
+        """The operators that keep state, in order."""
         return [link for link in self.links if not isinstance(link, Stateless | Retractions)]
 
     @property
@@ -215,19 +216,22 @@ class TaskChain:
         if window is None or window.emit is not Emit.UPDATE or isinstance(window.kind, Unlimited):
             return None
         floor = self.operators[-1].clocks.floor
-        if floor in (NO_TIME, LATEST):  # after the end of the input nothing comes, and nobody needs to know
+        if floor in (
+            NO_TIME,
+            LATEST,
+        ):  # after the end of the input nothing is read, so the time is not needed
             return NO_TIME
         # sliding windows include their end
         return max(NO_TIME, window.kind.close_time(floor) - isinstance(window.kind, Sliding))
 
     def look_up(self, commits: Mapping[str, int]) -> None:
-        """Of tables that are looked into, the commits to look into from now on."""
+        """Set the commits of lookup tables to read from now on."""
         for link in self.links:
             if isinstance(link, Stateless):
                 link.look_up(commits)
 
     def close(self) -> None:
-        """Let go of what is open; state is storage's."""
+        """Close what is open; state belongs to storage."""
         for link in self.links:
             if isinstance(link, Stateless):
                 link.close()
@@ -235,7 +239,7 @@ class TaskChain:
     def process(
         self, events: EventBatch, moment: Moment, counters: Counter[str], timings: Timings
     ) -> Rows | None:
-        """Take events through all steps; what comes out, None: nothing."""
+        """Take events through all steps and return the results; None: nothing."""
         rows: Rows = events
         for link, name in zip(self.links, self._names, strict=True):
             if not isinstance(rows, EventBatch):
@@ -264,7 +268,7 @@ class TaskChain:
     def _warn(
         self, who: str, operator: DedupeOperator | WindowOperators, places: Mapping[str, Places]
     ) -> None:
-        """Log the records that an operator did not take, or not into all windows; its counters have them already."""
+        """Log the records that an operator left out of some or all windows; its counters include them already."""
         is_kept = operator.late_table is not None
         for name, (partitions, offsets) in places.items():
             before = operator.counters.get(name, 0) - len(offsets)
@@ -300,7 +304,7 @@ class TaskChain:
         raise error
 
     def tick(self, moment: Moment, counters: Counter[str], timings: Timings) -> WindowRows | None:
-        """Let time pass for every operator; the windows that this made final."""
+        """Advance the time of every operator and return the windows that this made final."""
         closed: WindowRows | None = None
         for link, name in zip(self.links, self._names, strict=True):
             if isinstance(link, Stateless | Retractions):
@@ -314,7 +318,7 @@ class TaskChain:
         return closed
 
     def _forget_rows(self) -> None:
-        """Drop rows of tables whose changes no window takes any more."""
+        """Drop stored rows of tables whose changes no window accepts any more."""
         window = self._flow.window
         if window is None or not isinstance(window.kind, Hopping):
             return
@@ -359,13 +363,13 @@ class TaskChain:
             "partitions": partitions,
             "values": schema,
             "late": step.late,
-            # Of a changelog the source judges the records' own times: windows that are not over yet end ahead of them.
+            # In a changelog the source checks the records' own times: open windows end in the future.
             "future": step.future if flow.source.windows is None else None,
             "idle_close": _idle(flow, step),
             "stamped": True,
             "layout": step.layout,
             "compat": step.compat,
-            "heard": bool(flow.topics),  # a table is read where its windows are kept
+            "heard": bool(flow.topics),  # a table reads its windows from state
         }
         if isinstance(step.kind, Session):
             return SessionOperator(runtime, task, name, step.kind, wanted, **settings)
@@ -375,7 +379,7 @@ class TaskChain:
 
 
 def _idle(flow: Flow, step: Aggregate | None) -> int | None:
-    """After how long a silent source is not waited for; in a re-keyed flow only the coordinator can tell silence."""
+    """The time for which a silent source is waited for; in a re-keyed flow only the coordinator can detect silence."""
     return None if step is None or flow.rekey_at is not None else step.idle_close_ms
 
 
@@ -389,7 +393,7 @@ def _stateless(flow: Flow, start: int, stop: int, around: Around) -> Stateless:
 
 
 def needed_columns(step: Step) -> tuple[str, ...]:
-    """The columns that a step's state is made of."""
+    """Return the columns that a step's state is computed from."""
     if isinstance(step, Dedupe):
         return step.rule.columns
     if isinstance(step, Aggregate):
@@ -398,7 +402,7 @@ def needed_columns(step: Step) -> tuple[str, ...]:
 
 
 def _count_nulls(counters: Counter[str], name: str, needed: Sequence[str], events: EventBatch) -> None:
-    """How many events came, and how many of them without a column that state is made of."""
+    """Count the events, and those of them that lack a column that state is computed from."""
     if not needed:
         return
     counters[f"{name}.{SEEN}"] += len(events)

@@ -68,7 +68,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class RoundSizes:
-    """The size of the next round."""
+    """Chooses the number of records of the next round."""
 
     def __init__(self, *, fixed: int | None, first: int, target_ms: int) -> None:
         self._fixed = fixed
@@ -78,27 +78,27 @@ class RoundSizes:
 
     @property
     def records(self) -> int:
-        """How many records the next round may read."""
+        """The number of records that the next round may read."""
         return self._next
 
     def begin_with(self, bytes_per_record: float | None) -> None:
-        """Make the first round smaller where records are large."""
+        """Reduce the first round where records are large."""
         if self._fixed is None and bytes_per_record:
             self._next = max(1, min(self._next, int(FIRST_BYTES / bytes_per_record)))
 
     def note(self, records: int, took_ms: int) -> None:
-        """A round of so many records took so long."""
+        """Record the duration of a round of so many records."""
         if self._fixed is not None or records == 0:
             return
-        # What a round costs without any record is not known apart; small rounds therefore look slower than
-        # large ones are, and the size grows a step at a time until it is met.
+        # The fixed cost of a round is not measured separately; small rounds therefore look slower than
+        # large ones are, and the size grows a step at a time until the target is met.
         wanted = records * self._target_ms // max(1, took_ms)
         if records < self._next and took_ms < self._target_ms:
-            return  # there was no more to read: it says nothing about larger rounds
+            return  # there was no more to read: says nothing about larger rounds
         self._next = max(LEAST, min(MOST, self._next * STEP, max(wanted, self._next // STEP)))
 
     def cut(self) -> bool:
-        """A round was too much: half of it next time; whether that is less than it was."""
+        """Halve the next round after one that was too large; return whether it became smaller."""
         halved = max(1, self._next // 2)
         smaller, self._next = halved < self._next, halved
         self._fixed = None if self._fixed is None else min(self._fixed, halved)
@@ -106,7 +106,7 @@ class RoundSizes:
 
 
 def share_out(wanted: Mapping[Name, int], total: int) -> dict[Name, int]:
-    """`total` among those who want some: all of them the same, what one leaves to the others."""
+    """Share `total` equally among the sources; what one leaves is shared by the others."""
     shares: dict[Name, int] = {}
     left = total
     waiting = sorted(wanted.items(), key=lambda each: each[1])
@@ -119,13 +119,13 @@ def share_out(wanted: Mapping[Name, int], total: int) -> dict[Name, int]:
 # -- ticks ----------------------------------------------------------------------------------------
 
 NO_TIME = -1
-TICK_EVERY_MS = 1000  # of windows closed by the clock
+TICK_EVERY_MS = 1000  # for windows closed by the clock
 
 
 @dataclass(frozen=True, slots=True)
 class SilenceClock:
-    """What is looked at: the time the round will have, how long silence has to be, and how long each source (flow,
-    partition) has been watched without a record so far."""
+    """The inputs for detecting silence: the time of the round, how long silence has to last, and how long each
+    source (flow, partition) has been watched without a record so far."""
 
     now_ms: int
     idle_after_ms: int | None  # None: silence never counts
@@ -134,9 +134,9 @@ class SilenceClock:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Where a re-keyed flow stands: the time (-1: none), which partitions hold it back though they have nothing to
-    read, and when the first of them will count as silent; all partitions that are not silent (`moving`), and when the
-    first of those with nothing to read will be."""
+    """A re-keyed flow's watermark: the time (-1: none); which partitions hold it back though they have nothing to
+    read, and when the first of them will count as silent; all partitions that are not silent (`moving`), and when
+    the first of those with nothing to read will be."""
 
     time: int
     holders: tuple[int, ...]
@@ -148,7 +148,7 @@ class Watermark:
 def watermark_of(
     flow: FlowFacts, lines: Sequence[SourceLine], heads: Mapping[int, Head], watch: SilenceClock, before: int
 ) -> Watermark:
-    """The flow's watermark now, not below the one `before`."""
+    """Return the flow's watermark now, not below the one `before`."""
     closes_ms = flow.idle_close_ms
     wait_ms = min((each for each in (watch.idle_after_ms, closes_ms) if each is not None), default=None)
     moving: list[SourceLine] = []
@@ -187,12 +187,12 @@ def watermark_of(
 def tick_due(
     flow: FlowFacts, source: SourceLine, task: TaskLine, head: Head, watch: SilenceClock
 ) -> tuple[bool, int | None]:
-    """Whether a co-partitioned task wants a round without records now, and if not, when."""
+    """Return whether a co-partitioned task needs a round without records now, and if not, when."""
     idle_ms = flow.idle_close_ms
     waits = source.stopped is None and head.end <= source.next_offset and source.stream_time != NO_TIME
     if idle_ms is None or not waits:
         return False, None
-    # Operators count silence from the last round with records (W5); the last tick is behind all that is kept.
+    # Operators count silence from the last round with records (W5); the last tick is after all that is kept.
     over_ms = source.seen_ms + idle_ms + (flow.kept_ms or 0)
     if task.ticked_ms >= over_ms:
         return False, None
@@ -203,15 +203,15 @@ def tick_due(
 
 # -- planning -------------------------------------------------------------------------------------
 
-LOST = "lost"  # why a partition stopped: what it was to read is not in the log
-RECREATED = "recreated"  # why a partition stopped: its offsets are of a topic that was deleted
-NAMED: Final = 3  # partitions that a flow waits for, by name; of more, how many
+LOST = "lost"  # stop reason: the next offsets to read are not in the log
+RECREATED = "recreated"  # stop reason: the offsets are of a topic that was deleted
+NAMED: Final = 3  # how many waited-for partitions are named; of more, only their number
 HeadsOf = Mapping[str, Mapping[int, Head]]  # topic → partition
 
 
 @dataclass(frozen=True)
 class Situation:
-    """All that a plan depends on."""
+    """All inputs of a plan."""
 
     flows: Mapping[str, FlowFacts]
     commit: CommitRecord
@@ -222,15 +222,15 @@ class Situation:
     size: int
     on_loss: OnLoss = "stop"
     closing: bool = False
-    ending: bool = False  # this run reads no further than the heads, and ends there
-    closes: bool = False  # and says then that the input ends
+    ending: bool = False  # this run ends at the log end offsets
+    closes: bool = False  # and then closes the input
     lookups: Mapping[str, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Rest:
-    """Nothing to do now: until when, what is left to read all the same, and what is waited for."""
+    """Nothing to do now: until when, what is left to read, and what is waited for."""
 
     until_ms: int | None
     lag_records: int
@@ -239,7 +239,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, what it leaves in the log, and what holds things back meanwhile."""
+    """A plan, the records that it leaves in the log, and what holds others back."""
 
     plan: PlanRecord
     left_records: int
@@ -248,7 +248,7 @@ class Planned:
 
 @dataclass
 class _Draft:
-    """A plan in the making."""
+    """A plan under construction."""
 
     ranges: dict[Source, Range] = field(default_factory=dict)
     halts: list[Halt] = field(default_factory=list)
@@ -260,7 +260,7 @@ class _Draft:
 
 
 def plan_round(now: Situation, backpressure: Backpressure) -> Planned | Rest:
-    """The next round, or rest; `OverloadError` when nothing can ever go on."""
+    """Plan the next round, or rest; `OverloadError` if the app can never continue."""
     draft = _Draft()
     sources = _by_source(now)
     lags = _lags(now, sources, draft)
@@ -282,7 +282,7 @@ def plan_round(now: Situation, backpressure: Backpressure) -> Planned | Rest:
 
 
 def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
-    """What flows hold back for the sake of order, all tasks together; flows that hold nothing back are left out."""
+    """Return what flows hold back for the sake of order, over all tasks; flows that hold nothing back are left out."""
     found: dict[str, Held] = {}
     for line in commit.tasks:
         if line.held is None or line.flow not in flows:
@@ -303,9 +303,9 @@ def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
 
 
 def lag_of(flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf) -> int:
-    """How many offsets lie between what is committed and the ends of the log, stopped partitions left out.
+    """Count the offsets between the commit and the log end offsets, without stopped partitions.
 
-    Flows that share a topic read the same records, so of a partition the most counts that one of them has left.
+    Flows that share a topic read the same records, so each partition counts once, with the largest lag.
     """
     lags: dict[tuple[str, int], int] = {}
     for line in commit.sources:
@@ -316,7 +316,7 @@ def lag_of(flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf)
 
 
 def _once(flows: Mapping[str, FlowFacts], lags: Mapping[tuple[str, int], int]) -> int:
-    """What flows have left in their partitions, records of a topic once."""
+    """Count the records left to flows in their partitions, those of a topic once."""
     left: dict[tuple[str, int], int] = {}
     for (flow, partition), lag in lags.items():
         place = flows[flow].topic, partition
@@ -327,7 +327,7 @@ def _once(flows: Mapping[str, FlowFacts], lags: Mapping[tuple[str, int], int]) -
 def lag_seconds_of(
     flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf, now_ms: int
 ) -> dict[str, float]:
-    """How far each flow's event time is behind now, where it has something to read; before a look, nowhere."""
+    """Return how far each flow's event time is behind now, for flows with records to read."""
     lags = dict.fromkeys(flows, 0.0)
     for line in commit.sources:
         flow = flows.get(line.flow)
@@ -346,7 +346,7 @@ def _by_source(now: Situation) -> dict[Source, SourceLine]:
 
 
 def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> dict[Source, int]:
-    """Offsets to read by source; what is not in the log any more is dealt with here (P5)."""
+    """Return the lag of each source; missing offsets become stops or losses here (P5)."""
     lags: dict[Source, int] = {}
     for source, line in sources.items():
         topic = now.flows[line.flow].topic
@@ -372,7 +372,7 @@ def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -
 
 
 def _is_another(line: SourceLine, topic_id: str) -> bool:
-    """Whether the name stands for another topic than the one that was read; ids that are not known prove nothing."""
+    """Whether the name belongs to another topic than the one that was read; unknown ids prove nothing."""
     return bool(line.topic_id and topic_id) and line.topic_id != topic_id
 
 
@@ -415,7 +415,7 @@ def _admit(
     held: Mapping[str, Held],
     draft: _Draft,
 ) -> None:
-    """Ranges within the round's size and the brake (A1)."""
+    """Admit ranges within the round's size and the backlog limit (A1)."""
     wanted = {source: count for source, count in share_out(lags, max(now.size, len(lags))).items() if count}
     admitted = backpressure.admitted(now.flows, now.commit, wanted)
     if any(admitted.values()):
@@ -426,9 +426,9 @@ def _admit(
             f"the backlog of {', '.join(names[:3])}{' …' if len(names) > 3 else ''} to shrink"
         )
         if draft.tasks:
-            return  # a tick can free something: let it
+            return  # a tick can free something: wait for it
         waits = {flow: marks[flow] for flow, _ in wanted if flow in marks and marks[flow].changes_at_ms}
-        if waits:  # a partition will count as silent soon, and the watermark move
+        if waits:  # a partition will count as silent soon, and the watermark advance
             draft.waiting += [
                 f"{now.flows[flow].topic}-{number}, which brings nothing, to count as silent"
                 for flow, mark in waits.items()
@@ -436,7 +436,7 @@ def _admit(
             ]
             return
         if not now.ending and all(flow in held and number in held[flow].offsets for flow, number in wanted):
-            return  # they would only add to what waits; who is waited for was named
+            return  # more records would only wait, too; the partition waited for is already named
         count = backpressure.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1], held)
         admitted = {source: min(count, lags[source]) for source in wanted}
     for source, count in admitted.items():
@@ -456,7 +456,7 @@ def _next_offset(now: Situation, source: Source) -> int:
 def _tick(
     now: Situation, sources: Mapping[Source, SourceLine], held: Container[str], draft: _Draft
 ) -> dict[str, Watermark]:
-    """Ticks that are due, and when the next will be."""
+    """Add ticks that are due, and return when the next will be."""
     marks: dict[str, Watermark] = {}
     tasks = {(line.flow, line.task): line for line in now.commit.tasks}
     for flow in now.flows.values():
@@ -480,7 +480,7 @@ def _tick(
         if mark.changes_at_ms is not None:
             draft.wake_ms.append(mark.changes_at_ms)
         if flow.is_stateful and not now.closing:
-            # What is held back says itself whom it waits for.
+            # Held-back events say themselves which partition they wait for.
             is_told = flow.name in held or not flow.has_windows
             holding = [line for line in lines if line.stopped is not None] if is_told else lines
             draft.waiting += _holding(flow, holding, mark, now.watch)
@@ -488,7 +488,7 @@ def _tick(
 
 
 def _holding(flow: FlowFacts, lines: Sequence[SourceLine], mark: Watermark, watch: SilenceClock) -> list[str]:
-    """The partitions that hold a re-keyed flow's windows open though they have nothing to read, in words."""
+    """Describe the partitions that hold a re-keyed flow's windows open though they have nothing to read."""
     newest = max((line.stream_time for line in lines), default=-1)
     waits = [each for each in (watch.idle_after_ms, flow.idle_close_ms) if each is not None]
     ends = f", or has been silent for {min(waits) / 1000:g} s" if waits else ""
@@ -513,7 +513,7 @@ def _order(
     *,
     is_read: bool,
 ) -> None:
-    """Which partitions ordered flows wait for, and rounds without records for events that need not wait any more."""
+    """Decide which partitions ordered flows wait for, and add rounds without records for events that need not wait."""
     for flow in now.flows.values():
         if not flow.is_ordered:
             continue
@@ -523,7 +523,7 @@ def _order(
         else:
             guesses = now.ending and not now.closes and now.watch.idle_after_ms is not None
             ends = guesses and not held.keys() & flow.upstream
-        if ends and is_read:  # of most there is nothing more to come
+        if ends and is_read:  # of most sources nothing more will be read
             heads = now.heads[flow.topic]
             waits = tuple(
                 each
@@ -543,7 +543,7 @@ def _order(
             draft.tasks.update((flow.name, task) for task in range(flow.tasks))
             continue
         if least.stopped is None and now.heads[flow.topic][least.partition].end > least.next_offset:
-            continue  # it comes on as it is read
+            continue  # it advances as it is read
         goes_on = now.heads[flow.topic][least.partition].goes_on
         why = "goes on behind what this run reads" if goes_on else "has no more records"
         why = why if least.stopped is None else "is stopped"
@@ -556,7 +556,7 @@ def _order(
 
 
 def _not_ahead(now: Situation, lags: Mapping[Source, int], held: Mapping[str, Held]) -> dict[Source, int]:
-    """The sources to read: of a flow that holds back more than a round, those of which it holds nothing back (P4)."""
+    """Return the sources to read: of a flow that holds back more than a round, those without held-back events (P4)."""
     chosen = dict(lags)
     for flow, each in held.items():
         if each.events <= now.size:
@@ -572,7 +572,7 @@ def _not_ahead(now: Situation, lags: Mapping[Source, int], held: Mapping[str, He
 def _close(
     now: Situation, sources: Mapping[Source, SourceLine], held: Mapping[str, Held], draft: _Draft
 ) -> None:
-    """The input ends: every task that has all of its input takes part, unless it was told before."""
+    """End the input: every task that has all of its input takes part, unless it did before."""
     for flow in now.flows.values():
         stopped = {
             partition for (name, partition), line in sources.items() if name == flow.name and line.stopped
@@ -580,9 +580,9 @@ def _close(
         if flow.name in now.commit.closed or (flow.is_rekeyed and stopped):
             continue
         if flow.name in held:
-            continue  # first come the events that waited for the end
+            continue  # first the events that waited for the end are processed
         if any(each not in now.commit.closed for each in flow.upstream):
-            continue  # what ends there is still to come here
+            continue  # more records of it will be read first
         watermark = (
             draft.ticks[flow.name].watermark if flow.name in draft.ticks else None
         )  # nothing waits any more

@@ -1,7 +1,7 @@
 """Progress, faults and metrics of a run.
 
 `Progress` is one value with everything a run reports. Faults are stopped partitions and counted validation faults;
-from them follows the exit code. A fault that did not stop its partition is reported by every run until it is
+they determine the exit code. A fault that did not stop its partition is reported by every run until it is
 acknowledged, so a killed process cannot hide it. `RoundMetrics` exports counters of what this process committed and
 gauges of the current state, in base units.
 
@@ -28,12 +28,12 @@ from tidegate.pipeline.messages import RoundResult, Stop, resume_command
 
 # -- progress -------------------------------------------------------------------------------------
 
-SEEN = "seen"  # OPERATOR.seen: events that came to an operator
-NULL = "null."  # OPERATOR.null.COLUMN: those of them without a column that its state is made of
+SEEN = "seen"  # OPERATOR.seen: events that reached an operator
+NULL = "null."  # OPERATOR.null.COLUMN: those of them that lack a column that its state is computed from
 
 
 def null_shares(flow: str, totals: Mapping[str, int]) -> dict[str, float]:
-    """`FLOW.COLUMN` → the share of a flow's events without it, for columns that state is made of and some lack."""
+    """Return `FLOW.COLUMN` → the share of a flow's events that lack a column that state is computed from."""
     shares: dict[str, float] = {}
     for counter, nulls in totals.items():
         operator, _, rest = counter.partition(".")
@@ -46,7 +46,7 @@ def null_shares(flow: str, totals: Mapping[str, int]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class StoppedPartition:
-    """A source partition that is not worked on any more: why, where, and the command that resumes it."""
+    """A stopped source partition: why, where, and the command that resumes it."""
 
     flow: str
     topic: str
@@ -58,17 +58,17 @@ class StoppedPartition:
 
 
 def null_text(nulls: Mapping[str, float]) -> str:
-    """`orders-per-minute.amount 12 %`, the most first."""
+    """Return `orders-per-minute.amount 12 %`, largest shares first."""
     most = sorted(nulls.items(), key=lambda each: -each[1])
     return ", ".join(f"{name} {'<1' if share < 0.01 else f'{share * 100:.0f}'} %" for name, share in most)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One look at a run. Totals are the app's since it was made, not this process's.
+    """A snapshot of a run. Totals count since the app was created, not since this process began.
 
-    `records`, `lag_records`, `verdicts` and `faults` are of records of topics, each once however many flows read it;
-    `late`, `duplicates` and what operators count are sums over flows.
+    `records`, `lag_records`, `verdicts` and `faults` count each record of a topic once, however many flows read it;
+    `late`, `duplicates` and operator counters are sums over flows.
     """
 
     app: str
@@ -84,21 +84,21 @@ class Progress:
     )  # flow → partition → stream time
     lookup_lag_records: Mapping[str, int] = field(default_factory=dict)
     """Table that is looked up → the records of its topic that it has not seen."""
-    waiting_for: tuple[str, ...] = ()  # partitions that hold a watermark back, or the brake, in words
+    waiting_for: tuple[str, ...] = ()  # partitions that hold a watermark back, or backpressure, in words
     backlog_bytes: int = 0
     backlog_limit_bytes: int = 0
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)
-    faults: Mapping[str, int] = field(default_factory=dict)  # those of the verdicts that are faults
-    new_faults: int = 0  # those that nobody acknowledged
+    faults: Mapping[str, int] = field(default_factory=dict)  # the verdicts that are faults
+    new_faults: int = 0  # faults that were not acknowledged
     counters: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
-    partly_late: int = 0  # those that some of their windows took
+    partly_late: int = 0  # records that some of their windows accepted
     left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Flow → what is said of records that went into no result, or not into all → how many."""
     duplicates: int = 0
-    held: int = 0  # records that were read and wait for another partition to come as far
+    held: int = 0  # records that were read and wait for another partition
     nulls: Mapping[str, float] = field(default_factory=dict)
     """FLOW.COLUMN → the share of records without it, of the columns that ids and aggregates are made of."""
     stopped: tuple[StoppedPartition, ...] = ()
@@ -164,7 +164,7 @@ _FATAL = {f"verdict.{verdict.label}": verdict.label for verdict in sorted(FATAL)
 
 
 def stopped_of(commit: CommitRecord, topics: Mapping[str, str]) -> tuple[StoppedPartition, ...]:
-    """The stopped partitions of the flows there are; `topics` are their sources."""
+    """Return the stopped partitions of the current flows; `topics` are their sources."""
     return tuple(
         StoppedPartition(
             line.flow,
@@ -181,7 +181,7 @@ def stopped_of(commit: CommitRecord, topics: Mapping[str, str]) -> tuple[Stopped
 
 
 def _command(app: str, line: SourceLine, stop: Stop) -> str:
-    """What to type; a remedy that is more than a command is part of the message."""
+    """Return the command of a remedy; a remedy that is more than a command is part of the message."""
     if stop.remedy.startswith("tidegate app resume"):
         return stop.remedy
     return resume_command(app, line.flow, line.partition, stop.offset + 1)
@@ -192,9 +192,10 @@ def topics_of(flows: Mapping[str, FlowFacts]) -> dict[str, str]:
 
 
 def read_once(totals: Totals, topics: Mapping[str, str] | None = None) -> Counter[str]:
-    """The counters of what flows read, each record of a topic once: of flows that share a topic, the most of any.
+    """Return the counters of what flows read, each record of a topic once: of flows that share a topic, the largest.
 
-    `totals` are those of flows, `topics` their sources: flows without one do not count. None: no flows share a topic.
+    `totals` are those of flows, `topics` their sources: flows without one do not count. None: no flows share a
+    topic.
     """
     by_topic: dict[str, Counter[str]] = {}
     for flow, topic in _sources(totals, topics):
@@ -207,13 +208,13 @@ def _sources(totals: Totals, topics: Mapping[str, str] | None) -> Collection[tup
 
 
 def faults_of(totals: Totals, topics: Mapping[str, str] | None = None) -> dict[str, int]:
-    """How many faults of each kind validation found in what an app read, each record once (`read_once`)."""
+    """Count the faults of each kind that validation found, each record once (`read_once`)."""
     found = read_once(totals, topics)
     return {label: found[name] for name, label in _FATAL.items() if found[name]}
 
 
 def new_faults(totals: Totals, topics: Mapping[str, str] | None = None) -> int:
-    """How many of these faults nobody has acknowledged."""
+    """Count the faults that are not acknowledged."""
     found: dict[str, int] = {}
     for flow, topic in _sources(totals, topics):
         counters = totals.get(flow, {})
@@ -223,7 +224,7 @@ def new_faults(totals: Totals, topics: Mapping[str, str] | None = None) -> int:
 
 
 def acknowledged(commit: CommitRecord, flows: Collection[str]) -> CommitRecord:
-    """The commit with all faults of these flows acknowledged; they stay counted."""
+    """Return the commit with all faults of these flows acknowledged; they stay counted."""
     totals = {flow: dict(counters) for flow, counters in commit.totals.items()}
     for flow in totals.keys() & set(flows):
         if faults := sum(faults_of({flow: totals[flow]}).values()):
@@ -232,9 +233,9 @@ def acknowledged(commit: CommitRecord, flows: Collection[str]) -> CommitRecord:
 
 
 def exit_code_of(stopped: Sequence[StoppedPartition], faults: int) -> int:
-    """0 when all is well; 1 when a check found a fault, 5 when input could not be read at all.
+    """Return 0 if all is well, 1 if a check found a fault, 5 if input could not be read at all.
 
-    `faults` are those that nobody acknowledged.
+    `faults` are those that are not acknowledged.
     """
     if any(each.reason != "integrity" for each in stopped):
         return CORRUPT
@@ -267,7 +268,7 @@ SAID: Final = {
 
 
 class RunInstruments:
-    """What is measured of an app: by the run itself, and by whoever reads its commits."""
+    """The metrics of an app, set by its run and by readers of its commits."""
 
     def __init__(self, metrics: Metrics) -> None:
         of_partition = ("app", "flow", "topic", "partition")
@@ -342,16 +343,18 @@ class RunInstruments:
 
 
 class RoundMetrics:
-    """What a run tells whoever collects metrics."""
+    """Records metrics of a run."""
 
     def __init__(self, metrics: Metrics, app: str, flows: Mapping[str, FlowFacts]) -> None:
         self._app = app
         self._flows = flows
-        self._moved: dict[str, tuple[int, int]] = {}  # flow → its least event time, and since when it is that
+        self._moved: dict[
+            str, tuple[int, int]
+        ] = {}  # flow → its least event time, and since when it has that value
         self._to = RunInstruments(metrics)
 
     def round(self, result: RoundResult, commit: CommitRecord, took_ms: int) -> None:
-        """A round was committed."""
+        """Record a committed round."""
         for source in result.sources:
             topic = self._flows[source.flow].topic
             unjudged = source.records - sum(source.verdicts.values())
@@ -391,7 +394,7 @@ class RoundMetrics:
         now_ms: int,
         lookup_lags: Mapping[str, int],
     ) -> None:
-        """Where the app stands after a look at the log; `now_ms` by the clock that never jumps."""
+        """Record the app's state after reading log end offsets; `now_ms` is monotonic."""
         for table, lag in lookup_lags.items():
             self._to.lookup_lag.set(lag, app=self._app, table=table)
         backlog = dict.fromkeys(self._flows, 0)
@@ -424,12 +427,12 @@ class RoundMetrics:
 
 
 def is_late(counter: str) -> bool:
-    """Whether a counter of a task counts records that were set aside for their time."""
+    """Whether a task's counter counts records that were set aside for their time."""
     return counter.partition(".")[2] in ("late_records", "late", "future")
 
 
 def is_partly_late(counter: str) -> bool:
-    """Whether it counts records that missed only some of their windows."""
+    """Whether it counts records that were too late for only some of their windows."""
     return counter.partition(".")[2] == "partly_late_records"
 
 
@@ -438,9 +441,9 @@ def is_duplicate(counter: str) -> bool:
 
 
 def left_out(counters: Mapping[str, int]) -> dict[str, int]:
-    """What is said of a flow's records that went into no result, or not into all → how many there are.
+    """Return description → number of a flow's records that were left out of some or all results.
 
-    Faulty ones are told apart from it (`faults`); records without a value may be deletions.
+    Faulty records are reported separately (`faults`); records without a value may be deletions.
     """
     said: dict[str, int] = {}
     for name, count in counters.items():

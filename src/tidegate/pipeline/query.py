@@ -1,9 +1,9 @@
 """A running app: the loop of rounds on its own thread, and the handle that users hold.
 
-Rounds follow each other at once while there is something to read, and at the trigger interval once caught up.
+Rounds follow each other immediately while there is something to read, and at the trigger interval once caught up.
 Committed results are delivered before the loop waits. `until="caught_up"` ends the run at the log end offsets of its
-start; later records are left for the next run. `Tracker` turns the coordinator's outcomes into progress, rates and an
-estimate of the remaining time.
+start; later records are left for the next run. `Tracker` turns the coordinator's outcomes into progress, rates and
+an estimate of the remaining time.
 
 Thread rule: `Run` may be used from any thread; the loop and the coordinator run on one thread of their own.
 """
@@ -49,7 +49,7 @@ from tidegate.pipeline.settings import RunSettings
 
 
 class Tracker:
-    """Makes progress values out of what the coordinator says; the rate is of the last rounds that read something."""
+    """Builds progress values from step outcomes; the rate covers the last rounds that read something."""
 
     def __init__(self, opened: Opened, coordinator: Coordinator, *, clock: Clock, processes: int) -> None:
         self._coordinator = coordinator
@@ -58,7 +58,7 @@ class Tracker:
         self._backlog_limit = opened.setup.storage.backlog_limit_bytes * processes
         self._memory_limit = opened.setup.storage.worker_total_bytes * processes
         self._started_ms = clock.monotonic_ms()
-        self._recent: deque[tuple[int, int]] = deque(maxlen=5)  # records and milliseconds of rounds
+        self._recent: deque[tuple[int, int]] = deque(maxlen=5)  # records and milliseconds of recent rounds
         self.rounds = self._read = 0
         self._before = {flow: self._counted(flow) for flow in self._topics}
         self.progress = self._made(None)
@@ -68,7 +68,7 @@ class Tracker:
         return (self._clock.monotonic_ms() - self._started_ms) / 1000
 
     def after(self, outcome: StepOutcome) -> Progress:
-        """Where things stand after a step."""
+        """Return the progress after a step."""
         if outcome.kind == "round":
             self.rounds += 1
             read, self._read = self.records - self._read, self.records
@@ -79,7 +79,7 @@ class Tracker:
 
     @property
     def records(self) -> int:
-        """Records that this run read, those of a topic once."""
+        """Count the records that this run read, those of a topic once."""
         new = {flow: {"records": self._counted(flow) - before} for flow, before in self._before.items()}
         return read_once(new, self._topics)["records"]
 
@@ -162,7 +162,7 @@ BEGINS_WITHIN_S: Final = 5
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended: what it did, what stopped, and the exit code that says so."""
+    """The result of a run: what it did, what stopped, and its exit code."""
 
     app: str
     engine: str
@@ -199,7 +199,7 @@ class Summary:
         return "\n".join(lines)
 
     def _fault_lines(self) -> list[str]:
-        """What validation found in all that the app has read, and what it could not look at."""
+        """Describe the faults that validation found in all that the app read, and what it could not check."""
         progress, lines = self.progress, list[str]()
         if progress.faults:
             found = ", ".join(f"{count:,} {kind}" for kind, count in progress.faults.items())
@@ -254,7 +254,7 @@ class Run:
         self._reached: CommitRecord | None = None  # the newest commit whose parcels are in the log
         self._error: BaseException | None = None
         self._summary: Summary | None = None
-        # Set as the loop's last act and asked instead of the thread, which an interrupted `join` can mark as ended.
+        # Set as the loop's last act and checked instead of the thread, which an interrupted `join` can mark as ended.
         self._ended = threading.Event()
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"tidegate-run-{self.app}", daemon=True)
@@ -269,12 +269,12 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """How far it is; a value, as of the last round or look."""
+        """The progress as of the last round or look at the log."""
         return self._progress
 
     @property
     def error(self) -> BaseException | None:
-        """What it ended with, if it failed."""
+        """The error that ended the run, if it failed."""
         return self._error
 
     @property
@@ -282,22 +282,22 @@ class Run:
         return self._begun.is_set() and not self._ended.is_set()
 
     def stop(self) -> None:
-        """Ask it to end after the round it is in; `wait` for it. A round that fails is not tried again."""
+        """Ask the run to end after its current round; `wait` for it. A failing round is not retried."""
         self._coordinator.try_no_more()
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def stop_or_give_up(self) -> None:
-        """End the run after the round it is in; when that takes longer than `stop_within_ms`, `give_up`."""
+        """End the run after its current round; if that takes longer than `stop_within_ms`, `give_up`."""
         self.stop()
         try:
             self.join(self._settings.stop_within_ms)
-        finally:  # also when waiting is interrupted
+        finally:  # also if waiting is interrupted
             self.give_up()
 
     def give_up(self) -> None:
-        """Free the app at once: the next run can begin, and the round this one is in is not committed."""
+        """Release the app at once: the next run can begin, and the current round is not committed."""
         self.stop()
         if not self._ended.is_set():
             self._coordinator.give_app_up()
@@ -308,7 +308,7 @@ class Run:
         self._ended.wait(None if timeout is None else milliseconds(timeout) / 1000)
 
     def wait(self, timeout: int | DurationLike | None = None) -> Summary:
-        """Until it ends; raises what it ended with, or `UnavailableError` when it has not ended in time."""
+        """Wait until the run ends; raise its error, or `UnavailableError` if it has not ended in time."""
         self.join(timeout)
         if not self._ended.is_set():
             raise UnavailableError(
@@ -323,16 +323,16 @@ class Run:
     def await_caught_up(self, timeout: int | DurationLike | None = None) -> Progress:
         """Wait until what is in the log now is committed and its results are delivered.
 
-        Partitions that a fault stopped are not waited for, nor what is held back because of them. Raises what the run
-        ended with when it ends before.
+        Stopped partitions are not waited for, nor events that are held back because of them. If the run ends first,
+        its error is raised.
         """
         deadline_ms = None if timeout is None else self._clock.monotonic_ms() + milliseconds(timeout)
-        for _ in range(1 + self._depth):  # what one flow writes, another may have to read
+        for _ in range(1 + self._depth):  # one flow's output may be another flow's input
             self._await(self._ends(deadline_ms), timeout, deadline_ms)
         return self._progress
 
     def _ends(self, deadline_ms: int | None) -> Targets:
-        """Where the sources end now; a log that is out of reach is waited for as long as the run itself waits."""
+        """Return the sources' log end offsets; an unavailable log is retried for as long as the run itself retries."""
         while True:
             try:
                 return self._look()
@@ -376,12 +376,14 @@ class Run:
     # -- the loop --------------------------------------------------------------------------------
 
     def begin(self) -> Run:
-        """Begin rounds. Interrupted, the run may have begun (`is_running`), and is to be stopped then."""
+        """Begin rounds. If this is interrupted, the run may have begun (`is_running`) and must be stopped."""
         try:
             self._thread.start()
             self._begun.wait()
         except BaseException as error:
-            if isinstance(error, RuntimeError) or not self._begun.wait(BEGINS_WITHIN_S):  # there is no thread
+            if isinstance(error, RuntimeError) or not self._begun.wait(
+                BEGINS_WITHIN_S
+            ):  # no thread was started
                 self._resources.close()
             raise
         return self
@@ -411,12 +413,12 @@ class Run:
             self._changed.notify_all()
 
     def _loop(self) -> tuple[bool, bool]:
-        """Whether it caught up, and whether the input was closed."""
+        """Run the loop; return whether it caught up, and whether the input was closed."""
         until = self._settings.until is not None
         targets = self._coordinator.ends_now() if until else None
         closing = False
         began_ms = self._clock.monotonic_ms()
-        reached_ms: int | None = None  # when something last worked
+        reached_ms: int | None = None  # when a step last succeeded
         while not self._stopping:
             started_ms = self._clock.monotonic_ms()
             try:
@@ -427,9 +429,9 @@ class Run:
                         raise
                     reached_ms = (
                         reached_ms or began_ms
-                    )  # the process before has its files open until it is fenced
+                    )  # the previous process has its files open until it is fenced
                 if isinstance(error, UnavailableError) and self._is_asked_to_stop():
-                    break  # the round it was in is given up: nothing of it counts
+                    break  # the current round is abandoned and not committed
                 if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:
                     raise
                 self._tell(StepOutcome("rest", self._progress.lag_records, waiting_for=(str(error),)))
@@ -460,7 +462,7 @@ class Run:
         return self._stopping
 
     def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
-        """A step, and what it leaves to deliver where no round follows at once."""
+        """Do a step, and deliver its results if no round follows immediately."""
         outcome = self._coordinator.step(targets=targets, closing=closing)
         if outcome.lag_records == 0 or outcome.kind == "rest":
             self._coordinator.deliver_outstanding()
@@ -519,7 +521,7 @@ class Run:
 
 
 def _held_back(progress: Progress) -> str:
-    """What is held back for the sake of order, and for whom it waits, as the end of a sentence."""
+    """Describe what is held back for the sake of order, and which partition it waits for, as the end of a sentence."""
     if not progress.held:
         return ""
     waits = f", waiting for {'; '.join(progress.waiting_for)}" if progress.waiting_for else ""

@@ -64,7 +64,7 @@ def make_topics(
     flows: Sequence[Flow],
     facts: Mapping[str, FlowFacts],
 ) -> dict[str, int]:
-    """Make what is missing of the topics the flows write; the number of partitions of each of them."""
+    """Create missing topics that the flows write; return the number of partitions of each."""
     counts = log.partition_counts()
     for flow in flows:
         for sink in flow.topics:
@@ -82,7 +82,7 @@ def make_topics(
 
 
 def largest_batch(log: Log | KafkaLog, topic: str, client: Mapping[str, str]) -> int:
-    """The bytes of the largest batch that can be written to the topic; to a cluster, that the client sends."""
+    """Return the bytes of the largest batch that can be written to the topic; for a cluster, that the client sends."""
     if not isinstance(log, Log):
         return int(client.get("message.max.bytes", CLIENT_BATCH_BYTES))
     config = log.describe(topic).config
@@ -90,7 +90,7 @@ def largest_batch(log: Log | KafkaLog, topic: str, client: Mapping[str, str]) ->
 
 
 def require_as_recorded(log: Log | KafkaLog, backend: StorageBackend, flows: Sequence[Flow]) -> None:
-    """Refuse windows over changes of a topic that is recorded to be written otherwise than it is read."""
+    """Refuse windows over changes of a topic if its recorded encoding differs from how it is read."""
     counts = log.partition_counts()
     for flow in flows:
         source = flow.source
@@ -117,7 +117,8 @@ def require_as_recorded(log: Log | KafkaLog, backend: StorageBackend, flows: Seq
 def require_one_writer(
     flows: Sequence[Flow], facts: Mapping[str, FlowFacts], counts: Mapping[str, int]
 ) -> None:
-    """Refuse windows over changes of a topic whose partitions several tasks write: none knows what is final for all."""
+    """Refuse windows over changes of a topic whose partitions several tasks write: no task knows what is final for
+    all."""
     for flow in flows:
         if flow.source.windows is None or not flow.is_stateful:
             continue
@@ -132,7 +133,7 @@ def require_one_writer(
 
 
 def encoding_of(flow: Flow, sink: To) -> TopicEncoding:
-    """What the keys and values of a flow's records in a topic are."""
+    """Return the encoding of the keys and values of a flow's records in a topic."""
     value = flow.value_format(sink)
     said = (
         {"json": [[each.name, str(each.type)] for each in flow.result_schema]}
@@ -164,9 +165,9 @@ def _keep_encoding(
 
 
 def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
-    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says.
+    """Return the topic config of results: windows like a Kafka Streams changelog, others with the log's defaults.
 
-    Numbered records stay for a day at least before compaction may take them: a gap among younger ones is loss.
+    Numbered records are exempt from compaction for at least a day: a gap among younger ones is loss.
     """
     window = flow.window
     if window is None:
@@ -186,7 +187,7 @@ REPLAYED = "to be replayed from the beginning of the log"  # a change after whic
 
 @dataclass(frozen=True)
 class Opened:
-    """An app that is this process's to run, and where it stands."""
+    """An app that this process may run, and its newest commit."""
 
     setup: WorkerSetup
     flows: Mapping[str, FlowFacts]
@@ -195,7 +196,7 @@ class Opened:
     commit: CommitRecord
     digest: bytes
     heads: LogEndOffsets
-    notes: tuple[str, ...] = ()  # what a changed definition means, in words
+    notes: tuple[str, ...] = ()  # the effects of a changed definition, in words
 
 
 def open_app(
@@ -207,7 +208,7 @@ def open_app(
     clock: Clock,
     randomness: Randomness,
 ) -> Opened:
-    """Everything up to the first round."""
+    """Open an app up to its first round."""
     if not setup.flows:
         raise InvalidError(
             f"app {setup.app} has no flow: end a stream with .to_topic(topic) or .to_table(name)"
@@ -230,7 +231,7 @@ def open_app(
 
 
 def definition_digest(lines: Lines) -> str:
-    """What tells one definition of an app from another."""
+    """Return the digest that identifies a definition of an app."""
     said = msgspec.msgpack.encode(
         [(line.name, line.fingerprint, line.partitions, line.tasks) for line in lines]
     )
@@ -238,7 +239,7 @@ def definition_digest(lines: Lines) -> str:
 
 
 def starting_lines(flow: FlowFacts, heads: LogEndOffsets, now_ms: int) -> tuple[SourceLine, ...]:
-    """Where a flow begins that has never read anything."""
+    """Return the start positions of a flow that has never read anything."""
     found = heads.of(flow.topic, flow.partitions)
     topic_id = heads.states([flow.topic])[flow.topic].topic_id
     return tuple(
@@ -254,7 +255,7 @@ def starting_lines(flow: FlowFacts, heads: LogEndOffsets, now_ms: int) -> tuple[
 
 
 def partitions_added(app: str, flows: Mapping[str, FlowFacts], topic: str, partitions: int) -> InvalidError:
-    """The error that ends a run whose source got more partitions, with what to do."""
+    """Return the error, with the remedy, that ends a run whose source got more partitions."""
     readers = [flow for flow in flows.values() if flow.topic == topic]
     had = f"topic {topic} had {readers[0].partitions} partitions when app {app} was started and has {partitions} now"
     if all(flow.is_rekeyed for flow in readers):
@@ -272,7 +273,7 @@ def _moved(app: str) -> str:
 
 
 def _done(commit: CommitRecord, flows: Set[str]) -> tuple[Any, ...]:
-    """What flows have come to, whatever their definition: where they read, and the state of their tasks."""
+    """Return what flows have done, whatever their definition: positions, and the state of their tasks."""
     sources = {
         (line.flow, line.partition): (line.next_offset, line.state)
         for line in commit.sources
@@ -282,7 +283,7 @@ def _done(commit: CommitRecord, flows: Set[str]) -> tuple[Any, ...]:
 
 
 def _untouched(commit: CommitRecord) -> frozenset[str]:
-    """Flows that have read nothing and keep nothing."""
+    """Return the flows that have read nothing and keep no state."""
     worked = {line.flow for line in commit.tasks if line.token}
     read = {flow for flow, counters in commit.totals.items() if counters.get("records")}
     begun = {line.flow for line in commit.sources if line.state}
@@ -327,7 +328,7 @@ class _Opening:
         make_topics(self.log, self.records.backend, self.setup.app, flows, facts)
 
     def newest(self) -> tuple[CommitRecord, bytes]:
-        """The newest commit; the first one is made where there is none."""
+        """Return the newest commit; create the first one if there is none."""
         newest = self.records.newest()
         if newest is None:
             self._make_topics(self.setup.flows, self.facts(self.setup.flows))
@@ -342,7 +343,7 @@ class _Opening:
     def changed(
         self, newest: tuple[CommitRecord, bytes]
     ) -> tuple[CommitRecord, bytes, tuple[Flow, ...], tuple[str, ...]]:
-        """The commit to go on from, after what the definition changed in it, and the flows to run."""
+        """Return the commit to continue from, after the changes of the definition, and the flows to run."""
         commit, digest = newest
         recorded = self._recorded(commit)
         changes = self._compared(recorded)
@@ -365,11 +366,11 @@ class _Opening:
         return compare({line.name: line.description for line in recorded}, self.setup.flows)
 
     def _undone(self, commit: CommitRecord, recorded: Lines, changes: Changes) -> tuple[Lines, Changes]:
-        """Compare with what the state that is there was made by, where that is not the newest definition.
+        """Compare with the definition that produced the existing state, where that is not the newest one.
 
-        Flows that have read nothing have no state, and begin as any definition says. Where nothing was done since an
-        earlier definition, the state is of that one: a change that was committed before any record was read can be
-        taken back.
+        Flows that have read nothing have no state and begin as any definition says. If nothing was done since an
+        earlier definition, the state belongs to that one: a change that was committed before any record was read can
+        be undone.
         """
         empty = _untouched(commit)
         begun = tuple(line for line in recorded if line.name not in empty)
@@ -394,7 +395,7 @@ class _Opening:
         return recorded, changes
 
     def _know_definition(self, lines: Lines, *used: str) -> None:
-        """Have the app's record name this definition (O1); those in use stay, of others the recent ones."""
+        """Add this definition to the app's record (O1); keep those in use, and of others the recent ones."""
         wanted = definition_digest(lines)
         for _ in range(8):
             found = self.records.load_app()
@@ -413,7 +414,7 @@ class _Opening:
 
     def _recorded(self, commit: CommitRecord) -> Lines:
         if not commit.definition:
-            return ()  # it was reset: nothing of it is left to hold anything against
+            return ()  # it was reset: nothing is left to compare with
         found = self.records.load_app()
         lines = None if found is None else found[0].definitions.get(commit.definition)
         if lines is None:
@@ -430,7 +431,7 @@ class _Opening:
             if have is None or (have.partitions, have.tasks) == (line.partitions, line.tasks):
                 continue
             if have.tasks == line.tasks and have.partitions > line.partitions:
-                continue  # behind a key_by, keys have a task whatever partition they come from
+                continue  # behind a key_by the task of a key does not depend on the source partition
             raise InvalidError(
                 f"app {self.setup.app}, flow {line.name}: topic {line.topic} had {line.partitions} partitions and "
                 f"{line.tasks} tasks when the app was made, and now it is {have.partitions} and {have.tasks}. "
@@ -466,7 +467,8 @@ class _Opening:
         *,
         fresh: frozenset[str],
     ) -> CommitRecord:
-        """The same app with another definition: new flows begin, others go on; what is not said any more stays."""
+        """Return the same app with another definition: new flows begin, others continue; removed ones are kept
+        stored."""
         now_ms = self.clock.now_ms()
         empty = {name for name in _untouched(commit) & fresh if commit.change != REPLAYED}
         same = {
@@ -474,7 +476,7 @@ class _Opening:
             for name in empty
             if {line.topic_id for line in commit.sources if line.flow == name}
             == {line.topic_id for line in starting_lines(facts[name], self.heads, now_ms)}
-        }  # they begin where they would have begun: "latest" was decided when they were made
+        }  # they begin where they would have begun: "latest" was resolved when they were created
         sources = [line for line in commit.sources if line.flow not in fresh - same]
         for name in fresh - same:
             flow = facts[name]
@@ -482,7 +484,7 @@ class _Opening:
                 flow = replace(flow, start="earliest")
             sources += starting_lines(flow, self.heads, now_ms)
         have = {(line.flow, line.partition) for line in sources}
-        for flow in facts.values():  # partitions that were added since: nothing of them was read
+        for flow in facts.values():  # partitions that were added since: none of their records were read
             begun = starting_lines(replace(flow, start="earliest"), self.heads, now_ms)
             sources += [line for line in begun if (line.flow, line.partition) not in have]
         return msgspec.structs.replace(

@@ -1,11 +1,11 @@
-"""A sample of a log, taken through the steps of a flow that keep nothing.
+"""Sample a log through the stateless steps of a flow.
 
-It says how many records, keys and identities a minute has, and whether the columns that state depends on are there at
-all: a field that is misspelt would be null in every record, and sums, ids and times with it (`check_fields`).
+The sample shows how many records, keys and ids a minute has, and whether the columns that state depends on exist at
+all: a misspelt field would be null in every record, and sums, ids and times with it (`check_fields`).
 
-At most `MAX_RECORDS` are read from the end of the log, the same from each partition; what comes of those in the
-newest minute of event time says how fast state grows. Values that cannot be read are left out here; the run will
-say what becomes of them.
+At most `MAX_RECORDS` are read from the end of the log, the same number from each partition; the records of the
+newest minute of event time show how fast state grows. Values that cannot be read are left out here; the run reports
+them.
 
 Thread rule: opens the log for reading and closes it again.
 """
@@ -37,13 +37,13 @@ from tidegate.windows.kinds import Hopping
 
 SAMPLE_MS = 60_000
 MAX_RECORDS = 200_000
-START_RECORDS = 1000  # that are looked at whenever an app starts
-NAMED_RECORDS = 200  # whose fields are listed
+START_RECORDS = 1000  # sampled whenever an app starts
+NAMED_RECORDS = 200  # records whose fields are listed
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen: rates are per second of event time, after the steps before the first that keeps state."""
+    """A sample; rates are per second of event time, after the steps before the first that keeps state."""
 
     records: int  # as read
     span_ms: int  # of event time
@@ -56,14 +56,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Fields:
-    """What a sample says about declared fields: what must not be started with, and what is only told."""
+    """What a sample shows about declared fields: errors that prevent a start, and notes."""
 
     wrong: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def sample_flow(flow: Flow, log: str, client: Mapping[str, str]) -> tuple[Sample | str, Fields]:
-    """A sample, or why there is none, and what it says about fields."""
+    """Return a sample, or why there is none, and its findings about fields."""
     if not is_kafka(log) and not Path(log).is_dir():
         return f"there is no log at {log} yet", Fields()
     settings: dict[str, Any] = {} if is_kafka(log) else {"read_only": True}
@@ -73,7 +73,7 @@ def sample_flow(flow: Flow, log: str, client: Mapping[str, str]) -> tuple[Sample
                 return f"there is no topic {flow.source.topic} yet", Fields()
             numbers = tuple(opened.describe(flow.source.topic).partition_numbers)
             batches = list(_newest(opened, flow.source.topic, len(numbers), MAX_RECORDS))
-    except TidegateError as error:  # a plan can be told without looking
+    except TidegateError as error:  # a plan can be shown without a sample
         return f"the log could not be looked at ({error})", Fields()
     fields = _checked(flow, batches, len(numbers), calls_functions=True)
     events = [each for each in _events(flow, batches) if len(each)]
@@ -84,7 +84,7 @@ def sample_flow(flow: Flow, log: str, client: Mapping[str, str]) -> tuple[Sample
 
 
 def gap_doubts(flow: Flow, log: str, client: Mapping[str, str]) -> list[str]:
-    """Where loss in the flow's topic would not show to a validator, each reason once; none where nobody can tell."""
+    """Return the reasons why a validator might not see loss in the flow's topic, each once; none if that is unknown."""
     if not is_kafka(log) and not Path(log).is_dir():
         return []
     settings: dict[str, Any] = {} if is_kafka(log) else {"read_only": True}
@@ -97,16 +97,16 @@ def gap_doubts(flow: Flow, log: str, client: Mapping[str, str]) -> list[str]:
                 (number, tolerance_of(opened, topic, number).doubt())
                 for number in opened.describe(topic).partition_numbers
             ]
-    except TidegateError:  # told with the sample
+    except TidegateError:  # reported with the sample
         return []
     told = (f"{topic}-{number}: {doubt}" if "offset" in doubt else doubt for number, doubt in found if doubt)
     return list(dict.fromkeys(told))
 
 
 def check_fields(flows: Sequence[Flow], log: Any) -> Fields:
-    """What the newest records of an open log say about the fields of flows; nothing where there are none.
+    """Return what the newest records of an open log show about the fields of flows; nothing where there are none.
 
-    Functions of the user's are not called: they belong to the workers. What comes behind one is not looked at.
+    The user's functions are not called: they run in workers. Columns behind one are not checked.
     """
     counts = log.partition_counts()
     samples: dict[str, list[pa.RecordBatch]] = {}
@@ -118,7 +118,7 @@ def check_fields(flows: Sequence[Flow], log: Any) -> Fields:
         if topic not in samples:
             try:
                 samples[topic] = list(_newest(log, topic, counts[topic], START_RECORDS))
-            except TidegateError:  # the run says what is wrong with the log
+            except TidegateError:  # the run reports what is wrong with the log
                 samples[topic] = []
         found = _checked(flow, samples[topic], counts[topic], calls_functions=False)
         wrong += [f"flow {flow.name}: {each}" for each in found.wrong]
@@ -127,13 +127,13 @@ def check_fields(flows: Sequence[Flow], log: Any) -> Fields:
 
 
 def _newest(log: Any, topic: str, partitions: int, most: int) -> Iterator[pa.RecordBatch]:
-    """The last records of every partition, without those that only carry the numbering."""
+    """Read the last records of every partition, without control records."""
     with log.reader(topic, start=-max(1, most // partitions)) as reader:
         yield from reader
 
 
 def _events(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[EventBatch]:
-    """Their events, as they come to the first step that keeps state."""
+    """Yield their events, as they reach the first step that keeps state."""
     stages = [_stage(flow, place) for place in range(_first_kept(flow))]
     for events, _ in _decoded(flow, batches):
         events = events.take(events.ts >= 0)
@@ -144,7 +144,7 @@ def _events(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[EventBatch]:
 
 
 def _first_kept(flow: Flow) -> int:
-    """How many steps come before the first that keeps state or looks into a table."""
+    """Return how many steps precede the first that keeps state or reads a table."""
     kept = (place for place, step in enumerate(flow.steps) if isinstance(step, Dedupe | Aggregate | Lookup))
     return next(kept, len(flow.steps))
 
@@ -154,12 +154,12 @@ def _stage(flow: Flow, place: int) -> Any:
 
     around = Around(
         open_backend("memory://"), SystemClock()
-    )  # only lookups look around, and none comes so far
+    )  # only lookups use the surrounding process, and none is reached
     return stage_of(flow.steps[place], flow.schemas[place], flow.key_serdes[place], around)
 
 
 def _decoded(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[tuple[EventBatch, dict[int, str]]]:
-    """Events of the records that can be read, and the rows whose event time seems to be in another unit."""
+    """Yield the events of readable records, and the rows whose event time seems to be in another unit."""
     from tidegate.pipeline.decoder import RecordDecoder
 
     decoder = RecordDecoder(flow.source, flow.schemas[0])
@@ -186,7 +186,7 @@ def _decoded(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[tuple[EventB
 
 
 def _checked(flow: Flow, batches: list[pa.RecordBatch], partitions: int, *, calls_functions: bool) -> Fields:
-    """What a sample says about the fields of a flow."""
+    """Return what a sample shows about the fields of a flow."""
     decoded = [each for each in _decoded(flow, batches) if len(each[0])]
     read = sum(len(events) for events, _ in decoded)
     if not read:
@@ -209,7 +209,7 @@ class _Looked:
         self._missing = [name for name in flow.schemas[0].names if _is_null(events, name)]
 
     def time(self, reasons: list[dict[int, str]]) -> Iterator[str]:
-        """Event time that is nowhere, or in another unit everywhere."""
+        """Yield errors about event time that is missing, or in another unit, everywhere."""
         name = self._flow.source.timestamp
         if name in self._missing and name not in self._optional:
             yield f"event time is {self._nowhere(str(name))}"
@@ -217,7 +217,7 @@ class _Looked:
             yield f"{next(iter(reasons[0].values()))}; so it is in all {self._read:,} records looked at"
 
     def steps(self, partitions: int, calls_functions: bool) -> Iterator[str]:
-        """Ids, aggregates and keys that are null in every event that comes to the step that needs them."""
+        """Yield errors about ids, aggregates and keys that are null in every event that reaches their step."""
         events = self._events
         for place, step in enumerate(self._flow.steps):
             match step:
@@ -251,7 +251,7 @@ class _Looked:
                 return
 
     def notes(self, wrong: Sequence[str]) -> Iterator[str]:
-        """Declared fields that no record has, and that nothing above is said about."""
+        """Yield declared fields that no record has and no error mentions."""
         for name in self._missing:
             if name not in self._optional and not any(repr(name) in each for each in wrong):
                 yield f"declared is {self._nowhere(name)}"
@@ -302,7 +302,7 @@ def _has_function(step: Step) -> bool:
 
 
 def _is_null(events: list[EventBatch], name: str) -> bool:
-    """Whether a column that there is holds nothing but nulls."""
+    """Whether an existing column has only nulls."""
     columns = [each.values.column(name) for each in events if name in each.values.schema.names]
     return bool(columns) and all(each.null_count == len(each) for each in columns)
 
@@ -312,7 +312,7 @@ def _has_no_key(events: list[EventBatch]) -> bool:
 
 
 def _names_in(flow: Flow, batches: list[pa.RecordBatch]) -> set[str] | None:
-    """The names of fields in a few of the values, where they are JSON objects."""
+    """The field names in a few of the values, where they are JSON objects."""
     if not isinstance(flow.source.value, Json):
         return None
     names = set[str]()
@@ -331,7 +331,7 @@ def _names_in(flow: Flow, batches: list[pa.RecordBatch]) -> set[str] | None:
 
 
 def _last_minute(events: list[EventBatch]) -> list[EventBatch]:
-    """What lies in the newest minute of event time; a few clocks that run ahead do not make it empty."""
+    """Return the events of the newest minute of event time; a few clocks that run ahead do not make it empty."""
     newest = int(np.quantile(np.concatenate([each.ts for each in events]), 0.99, method="higher"))
     kept = [each.take((each.ts > newest - SAMPLE_MS) & (each.ts <= newest)) for each in events]
     return [each for each in kept if len(each)]

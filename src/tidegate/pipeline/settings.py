@@ -70,13 +70,13 @@ OnLoss: TypeAlias = Literal["stop", "accept"]
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What `App.start` was asked for, in milliseconds and records.
+    """The settings of `App.start`, in milliseconds and records.
 
-    `round_records` fixes how many records a round reads at most (None: as many as take about `target_ms` while
-    catching up). `on_loss` is what happens when records were deleted before they were read. `maintains_log`: the run
-    also applies retention and compaction to its embedded log. What is out of reach (a broker that restarts, a full
-    disk) is tried again for `patience_ms` once the run has done anything at all; a run that cannot begin says so at
-    once. `stop_within_ms` is how long an interrupted `App.run` waits for the round it is in.
+    `round_records` limits how many records a round reads (None: as many as take about `target_ms` while catching
+    up). `on_loss` decides about records that were deleted before they were read. `maintains_log`: the run also
+    applies retention and compaction to its embedded log. Unavailable resources (a broker that restarts, a full disk)
+    are retried for `patience_ms` after the first successful step; a run that cannot begin fails at once.
+    `stop_within_ms` is how long an interrupted `App.run` waits for the current round.
     """
 
     until: Literal["caught_up"] | None = None
@@ -88,7 +88,7 @@ class RunSettings:
     on_loss: OnLoss = "stop"
     idle_after_ms: int | None = 30_000
     lease_ms: int = 10_000
-    grace_ms: int = 3_600_000  # as long as tasks reckon with (`StorageConfig.garbage_grace_ms`)
+    grace_ms: int = 3_600_000  # the grace that tasks assume (`StorageConfig.garbage_grace_ms`)
     collect_every_ms: int = 60_000
     attempts: int = 4
     patience_ms: int = 60_000
@@ -134,13 +134,13 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """One app as its workers see it.
+    """An app as its workers need it.
 
-    `log` is a folder of an embedded log or `kafka://host:port,…`; `state` a folder or `s3://…`. `client` are
-    settings of the Kafka client; there are passwords among them, so they are never shown. `partitions` are the numbers
-    of partitions of every topic the app reads or writes, as they were when the app was made, and `max_batch_bytes` the
-    largest batches that the topics it writes take. `key_id` is the key that
-    signs state, empty where it is not signed: a worker that would sign with another one, or with none, is refused.
+    `log` is a folder of an embedded log or `kafka://host:port,…`; `state` a folder or `s3://…`. `client` holds
+    settings of the Kafka client, passwords among them, so they are never shown. `partitions` are the numbers of
+    partitions of every topic the app reads or writes, as they were when the run started, and `max_batch_bytes` the
+    largest batches that the output topics accept. `key_id` is the key that signs state, empty where it is not
+    signed: a worker with another key, or none, is refused.
     """
 
     app: str
@@ -154,7 +154,7 @@ class WorkerSetup:
     key_id: str = field(default_factory=state_key_id)
 
     def flow(self, name: str) -> Flow:
-        """The flow of this name; `InvalidError` when the app has none."""
+        """Return the flow of this name; `InvalidError` if the app has none."""
         for flow in self.flows:
             if flow.name == name:
                 return flow
@@ -162,14 +162,15 @@ class WorkerSetup:
         raise InvalidError(f"app {self.app!r} has no flow {name!r}; it has {have or 'none'}")
 
     def storage_task(self, flow: str, task: int) -> str:
-        """The name under which storage knows one task's state."""
+        """Return the storage name of one task's state."""
         return storage_task(self.app, flow, task)
 
     @property
     def runtime_config(self) -> StorageConfig:
-        """The storage of one process, which may have all tasks of the app at once; only the coordinator deletes.
+        """The storage config of one process, which may have all tasks of the app at once; only the coordinator
+        deletes.
 
-        What tasks keep under pressure is their share of the memory there is, so more tasks keep less each.
+        What tasks keep under pressure is their share of the available memory, so with more tasks each keeps less.
         """
         tasks = sum(flow.tasks(self.partitions[flow.source.topic]) for flow in self.flows)
         config = replace(self.storage, deleted_by="master")

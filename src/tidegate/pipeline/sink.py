@@ -96,7 +96,7 @@ _DIGEST: Final = struct.Struct(">QI")
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Encoded record batches for one partition of a topic, behind each other."""
+    """Concatenated encoded record batches for one partition of a topic."""
 
     topic: str
     partition: int
@@ -105,20 +105,20 @@ class Batches:
 
 
 def write_parcel(backend: StorageBackend, name: str, contents: Sequence[Batches]) -> Parcel:
-    """Store the batches as one object; its description."""
+    """Store the batches as one object and return its description."""
     sections: list[Section] = []
     position, crc = 0, 0
     for content in contents:
         size = len(content.batches)
         sections.append(Section(content.topic, content.partition, position, size, content.records))
         position += size
-        crc = crc32c(memoryview(content.batches).toreadonly(), crc)  # what could change would be copied
+        crc = crc32c(memoryview(content.batches).toreadonly(), crc)  # a mutable buffer would be copied
     backend.put(name, [content.batches for content in contents])
     return Parcel(name, position, _DIGEST.pack(position, crc), tuple(sections))
 
 
 def read_parcel(backend: StorageBackend, parcel: Parcel) -> memoryview:
-    """The whole object, checked (P2)."""
+    """Read the whole object and check it (P2)."""
     data = memoryview(backend.read(parcel.name))
     if _DIGEST.pack(len(data), crc32c(data)) != parcel.digest:
         length, crc = _DIGEST.unpack(parcel.digest)
@@ -141,7 +141,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = 1 << 20
 JOINED_BYTES: Final = 1 << 20
-RECORD_OVERHEAD: Final = 1024  # at most this much of a batch of one record is neither its key nor its value
+RECORD_OVERHEAD: Final = 1024  # a batch of one record is at most this much larger than its key and value
 SETTLED: Final = "settled"
 OUTBOX: Final = "outbox"
 NAMESPACE: Final = uuid.UUID("6d1bcb5c-0d5c-4bd8-9d0b-0e5b6c4b7f0e")
@@ -149,20 +149,20 @@ VERSION: Final = 1
 
 
 class _Saved(msgspec.Struct, array_like=True):
-    """Where the task's senders stand, by topic and partition; in one life of the app."""
+    """The positions of the task's senders, by topic and partition, in one incarnation of the app."""
 
     incarnation: str = ""
     positions: dict[str, dict[int, bytes]] = {}
 
 
 class TooLargeError(InvalidError):
-    """A record that the topic does not take."""
+    """The topic does not accept a record of this size."""
 
 
 class OutboxState:
-    """The senders' positions, in the task's checkpoint: a store without rows and a few bytes beside it.
+    """The senders' positions, kept in the task's checkpoint as a store without rows and a few bytes.
 
-    Version u8 (1) | MessagePack array: life, {topic: {partition: chain state}}.
+    Version u8 (1) | MessagePack array: incarnation, {topic: {partition: chain state}}.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class OutboxState:
         return self._index
 
     def position(self, incarnation: str, topic: str, partition: int) -> ChainState:
-        """Where a sender goes on; a new life of the app begins anew."""
+        """Return a sender's position; a new incarnation of the app begins anew."""
         if self._saved.incarnation != incarnation:
             return ChainState()
         found = self._saved.positions.get(topic, {}).get(partition)
@@ -205,7 +205,7 @@ class OutboxState:
 
 
 class Changelog:
-    """Makes the records of one sink of one task."""
+    """Encodes the records of one sink of one task."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Changelog:
         *,
         settled: tuple[int, int] | None = None,
     ) -> list[Batches]:
-        """The rows as batches, partition by partition; positions in `state` move on.
+        """Encode the rows as batches, partition by partition, and advance the positions in `state`.
 
         Records whose values cannot be written are added to `bad`; then there are no batches.
 
@@ -270,10 +270,10 @@ class Changelog:
     # -- inside ----------------------------------------------------------------------------------
 
     def _values_of(self, rows: Rows, bad: list[BadRecord]) -> pa.BinaryArray | None:
-        """The rows' values as bytes; None where some cannot be written."""
+        """Encode the rows' values; return None if some cannot be written."""
         try:
             return self._encoded(rows.values, rows.key)
-        except ValueError as error:  # InvalidError and ArrowInvalid are such
+        except ValueError as error:  # InvalidError and ArrowInvalid are ValueErrors
             if isinstance(rows, EventBatch):
                 only_first = self._flow.source.on_error == "fail"
 
@@ -296,7 +296,7 @@ class Changelog:
                 raise self._unwritable(rows, error) from error
         try:
             values = self._encoded(finite, rows.key)
-        except ValueError as error:  # InvalidError and ArrowInvalid are such
+        except ValueError as error:  # InvalidError and ArrowInvalid are ValueErrors
             raise self._unwritable(rows, error) from error
         logger.warning(
             "to %s: results that are NaN or infinite were sent as null, which is all that %r can say of them",
@@ -305,7 +305,7 @@ class Changelog:
         return values
 
     def _encoded(self, values: pa.RecordBatch, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """The values as bytes; `TooLargeError` when the topic does not take one of them with its key."""
+        """Encode the values; `TooLargeError` if the topic does not accept one of them with its key."""
         encoded = self._values.encode(values)
         sizes = pc.add(pc.binary_length(encoded).fill_null(0), pc.binary_length(keys).fill_null(0))
         largest = pc.max(sizes).as_py() or 0
@@ -318,7 +318,7 @@ class Changelog:
         return encoded
 
     def _unwritable(self, rows: WindowRows, error: Exception) -> InvalidError:
-        """What to say of the first window whose result cannot be written."""
+        """Describe the first window whose result cannot be written."""
         low, high = 0, len(rows)
         while high - low > 1:
             middle = (low + high) // 2
@@ -357,7 +357,7 @@ class Changelog:
         if self._partitions == 1:
             return [(0, columns)]
         chosen = partitions_of_inner_keys(rows.key, self._partitions)
-        chosen[chosen < 0] = self._task % self._partitions  # without a key: beside each other, in their order
+        chosen[chosen < 0] = self._task % self._partitions  # without a key: together, in their order
         return [(number, columns.filter(pa.array(chosen == number))) for number in np.unique(chosen).tolist()]
 
     def _sealed(
@@ -382,7 +382,7 @@ class Changelog:
     def _stamped(
         self, number: int, pieces: list[RecordColumns], state: OutboxState, incarnation: str, tick: Tick
     ) -> list[RecordColumns]:
-        """The pieces numbered and check-summed."""
+        """Return the pieces with numbering and checksums."""
         topic = self._sink.topic
         chains = Chains(sender_guid(self._app, incarnation, topic, number, self._task), headers_only=True)
         position = state.position(incarnation, topic, number)
@@ -396,7 +396,7 @@ class Changelog:
 
 
 def writing(values: ValueFormat, columns: Sequence[str]) -> Stage:
-    """Writing these columns of events as a step that may fail; nothing comes of it."""
+    """Return a step that encodes these columns of events to see whether it fails; the result is discarded."""
 
     def run(events: EventBatch) -> EventBatch:
         values.encode(events.values.select(list(columns)))
@@ -406,7 +406,7 @@ def writing(values: ValueFormat, columns: Sequence[str]) -> Stage:
 
 
 def _finite(values: pa.RecordBatch) -> pa.RecordBatch:
-    """The same with null for NaN and infinities; itself where there are none."""
+    """Return the column with null for NaN and infinities; the column itself if it has none."""
     columns, is_same = [], True
     for column in values.columns:
         if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
@@ -417,20 +417,20 @@ def _finite(values: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def sender_guid(app: str, incarnation: str, topic: str, partition: int, task: int) -> bytes:
-    """Who a task is to those who validate what it sends: the same at every attempt, another in another life."""
+    """The sender id of a task: the same for every attempt, another in another incarnation of the app."""
     said = msgspec.json.encode([app, incarnation, topic, partition, task]).decode()
     return uuid.uuid5(NAMESPACE, said).bytes
 
 
 def key_format(flow: Flow, sink: To) -> KeyFormat:
-    """How windows are written into keys."""
+    """Return the encoding of windows in keys."""
     if flow.window is not None and isinstance(flow.window.kind, Session):
         return KeyFormat.SESSION
     return KeyFormat.CHANGELOG if sink.key_format == "changelog" else KeyFormat.TOPIC
 
 
 def settled_headers(times: Int64s) -> pa.ListArray:
-    """A headers column with one header `settled` for each record."""
+    """Return a headers column with one header `settled` for each record."""
     count = len(times)
     each = np.arange(count + 1, dtype=np.int32)
     names = pa.py_buffer(SETTLED.encode() * count)
@@ -442,7 +442,7 @@ def settled_headers(times: Int64s) -> pa.ListArray:
 
 
 def settled_times(headers: pa.ListArray) -> tuple[Int64s, Flags]:
-    """The time in each record's header `settled`, and which records have one."""
+    """Return the time in each record's header `settled`, and which records have one."""
     times, has_one = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.bool_)
     name, value = headers.flatten().flatten()
     is_wanted = pc.and_(pc.equal(name, SETTLED), pc.equal(pc.binary_length(value), 8))
@@ -455,7 +455,7 @@ def settled_times(headers: pa.ListArray) -> tuple[Int64s, Flags]:
 
 
 def _emptied(values: pa.BinaryArray, deleted: Any) -> pa.BinaryArray:
-    """The values, null where the row is deleted."""
+    """Return the values, null where the row is deleted."""
     return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)
 
 
@@ -465,7 +465,7 @@ COMPARED = ("key", "value", "headers")
 
 
 def records_of(section: Section, batches: memoryview, base: int) -> pa.RecordBatch:
-    """A section's records, with the offsets they get."""
+    """Return a section's records with their assigned offsets."""
     data, offset = bytearray(batches), base
     for position, header in iter_headers(batches):
         data[position : position + HEADER_SIZE] = header._replace(base_offset=offset).pack()
@@ -474,7 +474,7 @@ def records_of(section: Section, batches: memoryview, base: int) -> pa.RecordBat
 
 
 def require_ours(section: Section, base: int, ours: pa.RecordBatch, found: pa.RecordBatch) -> None:
-    """Every record found at an offset of ours is the one we put there."""
+    """Check that every record found at one of our offsets is ours."""
     offsets = found.column("offset").to_numpy()
     inside = (offsets >= base) & (offsets < base + section.records)
     theirs = found.filter(pa.array(inside))
@@ -482,7 +482,7 @@ def require_ours(section: Section, base: int, ours: pa.RecordBatch, found: pa.Re
 
 
 def require_same(section: Section, base: int, theirs: pa.RecordBatch, mine: pa.RecordBatch) -> None:
-    """Row by row the same records, wherever they lie."""
+    """Check that the records are the same row by row, whatever their batches."""
     for name in COMPARED:
         if not theirs.column(name).equals(mine.column(name)):
             same = np.array(
@@ -501,14 +501,14 @@ def fenced(section: Section, base: int, offset: int, why: str) -> FencedError:
     )
 
 
-# -- delivering_to_cluster ------------------------------------------------------------------------
+# -- delivering to cluster -------------------------------------------------------------------------
 
-TIMEOUT_SECONDS = 20.0  # for one section, which is delivered again if it takes longer
-_CHAIN_BITS = 32  # a position in one number: chain, then sequence
+TIMEOUT_SECONDS = 20.0  # for one section; delivery is repeated if it takes longer
+_CHAIN_BITS = 32  # a position as one number: chain, then sequence
 
 
 class ClusterDeliverer:
-    """Delivers into one cluster."""
+    """Delivers to one cluster."""
 
     def __init__(self, log: KafkaLog) -> None:
         self._log = log
@@ -516,7 +516,7 @@ class ClusterDeliverer:
         self._free: dict[str, list[KafkaWriter]] = {}
 
     def deliver(self, section: Section, base: int, batches: memoryview) -> int:
-        """Produce what of a section is not in the partition yet; how many records that were."""
+        """Produce the records of a section that are not in the partition yet; return how many there were."""
         topic, number = section.topic, section.partition
         first, end = self._log.bounds(topic, [number])[number]
         if end < base:
@@ -550,9 +550,9 @@ class ClusterDeliverer:
 
 
 def _delivered(log: KafkaLog, section: Section, base: int, ours: pa.RecordBatch, first: int, end: int) -> int:
-    """How many of the section's records were delivered before."""
+    """Count the section's records that were delivered before."""
     number, start = section.partition, max(base, first)
-    done = min(start - base, section.records)  # what retention has deleted was there
+    done = min(start - base, section.records)  # records deleted by retention had been delivered
     if start >= end or done == section.records:
         return done
     stamps = read_columns(ours.column("headers"))
@@ -573,7 +573,7 @@ def _delivered(log: KafkaLog, section: Section, base: int, ours: pa.RecordBatch,
 def _reached(
     section: Section, base: int, ours: pa.RecordBatch, stamps: IntegrityColumns, found: pa.RecordBatch
 ) -> int:
-    """How many of our records the records found say were delivered (L1)."""
+    """Count our records that were delivered, according to the records found (L1)."""
     theirs = read_columns(found.column("headers"))
     foreign = np.flatnonzero(theirs.state != MANAGED)
     if len(foreign):
@@ -602,7 +602,7 @@ FETCH_BYTES: Final = 4 << 20
 
 
 class Deliverer:
-    """Delivers into one log."""
+    """Delivers to one log."""
 
     def __init__(self, log: Any, backend: StorageBackend, clock: Clock, *, keeps_open: bool) -> None:
         """`keeps_open`: no other process writes here, so partitions stay open between deliveries."""
@@ -611,7 +611,7 @@ class Deliverer:
         self._cluster = None if isinstance(log, Log) else ClusterDeliverer(log)
 
     def deliver(self, deliveries: Iterable[Delivery]) -> int:
-        """Append what is not there yet; how many records that were."""
+        """Append the records that are not there yet; return how many there were."""
         count = 0
         for delivery in deliveries:
             data = read_parcel(self._backend, delivery.parcel)
@@ -624,7 +624,7 @@ class Deliverer:
         return count
 
     def close(self) -> None:
-        """Let go of what is kept for the next delivery; the log stays open."""
+        """Close the partitions that are kept open; the log stays open."""
         if self._cluster is not None:
             self._cluster.close()
 
@@ -639,14 +639,15 @@ class Deliverer:
                 self._log.release(section.topic, section.partition)
 
     def _open(self, section: Section) -> PartitionLog:
-        """The partition for writing; another process that delivers has it for moments only."""
+        """Open the partition for writing; another process that delivers holds it only briefly."""
         opening = partial(self._log.partition, section.topic, section.partition)
         opened: PartitionLog = waiting(self._clock, BUSY_MS, opening, pause_ms=PAUSE_MS)
         return opened
 
 
 def append_expecting(log: PartitionLog, section: Section, base: int, batches: memoryview, sync: bool) -> int:
-    """Append a section's batches from offset `base` on, or what of them is not there; how many records that were."""
+    """Append a section's batches from offset `base` on, as far as they are missing; return how many records there
+    were."""
     appended, stop = 0, base + section.records
     with log.lock:
         end = log.log_end_offset
@@ -668,7 +669,7 @@ def append_expecting(log: PartitionLog, section: Section, base: int, batches: me
 
 
 def _append(log: PartitionLog, batch: memoryview, header: BatchHeader, offset: int) -> None:
-    """One batch at the log's end; as a replica does it, except where the topic has its own idea of batches."""
+    """Append one batch at the log's end: as a replica does, except where the topic repacks batches."""
     config = log.config
     data = bytearray(batch)
     if config.compression_type != "producer" or config.message_timestamp_type != "CreateTime":
@@ -679,7 +680,7 @@ def _append(log: PartitionLog, batch: memoryview, header: BatchHeader, offset: i
 
 
 def _compare(log: PartitionLog, section: Section, base: int, batches: memoryview, stop: int) -> None:
-    """What lies from `base` up to `stop` is what we would have put there, as far as it is still there."""
+    """Check that the log from `base` up to `stop` has our records, as far as they still exist."""
     expected: dict[int, tuple[int, int]] = {}
     offset = base
     for _, header in iter_headers(batches):

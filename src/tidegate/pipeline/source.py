@@ -84,8 +84,9 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Checked(NamedTuple):
-    """Of some records: how many were looked at, which go on (None: all), which are set aside and why, which faulty ones
-    are dropped, what stopped, and how many have a numbering that nobody checks."""
+    """The result of checking some records: how many were checked, which pass (None: all), which are set aside and
+    why, which faulty ones are dropped, what stopped the partition, and how many have a numbering that is not
+    checked."""
 
     rows: int
     kept: Flags | None
@@ -100,7 +101,7 @@ _NONE = np.empty(0, np.int64)
 
 
 def passed(rows: int) -> Checked:
-    """All of them go on."""
+    """Return a result in which all records pass."""
     return Checked(rows, None, _NONE, (), _NONE, None)
 
 
@@ -132,7 +133,7 @@ class SourceValidation:
         self._last: Counter[str] = Counter()
 
     def check(self, records: pa.RecordBatch, now_ms: int) -> Checked:
-        """Judge the next records; `take_back` may be called about them afterwards."""
+        """Check the next records and return the outcome; `take_back` may undo some of them."""
         if not self._is_on:
             if not has_headers(records):
                 return passed(records.num_rows)
@@ -145,7 +146,7 @@ class SourceValidation:
         return self._judge(records, now_ms)
 
     def take_back(self, records: pa.RecordBatch, rows: int, now_ms: int) -> None:
-        """Of the records checked last only the first `rows` count."""
+        """Keep only the first `rows` of the last checked records."""
         if not self._is_on or self._before is None:
             return
         self._validator.state = self._before
@@ -155,7 +156,7 @@ class SourceValidation:
         self.verdicts = +self.verdicts
 
     def pass_over(self, records: pa.RecordBatch, now_ms: int) -> None:
-        """Let records be that somebody decided to leave out: the state moves on over faults among them."""
+        """Skip records that were set to be left out: the state advances past faults among them."""
         if self._is_on and has_headers(records):
             state = self._validator.state
             rules = replace(self._validator.rules, during_push=OnError.KEEP, otherwise=OnError.KEEP)
@@ -164,7 +165,7 @@ class SourceValidation:
             ).validate(records, now_ms)
 
     def begin_anew(self) -> None:
-        """Forget all producers: what lies between is not there to be looked at."""
+        """Forget all producers: the records in between cannot be checked."""
         self._validator.state = PartitionState()
         self._validator.rules = replace(self._validator.rules, head_may_be_gone=True)
 
@@ -189,7 +190,7 @@ class SourceValidation:
         self.verdicts.update(self._last)
 
     def saved(self, next_offset: int) -> bytes:
-        """The state for the source's own, standing at `next_offset`."""
+        """Return the state to store with the source's own, at `next_offset`."""
         if not self._is_on:
             return self._saved
         self._validator.state.next_offset = next_offset
@@ -197,14 +198,14 @@ class SourceValidation:
 
 
 def source_tolerance(log: Any, flow: Flow, partition: int) -> Tolerance:
-    """Which gaps of a partition of the flow's topic are no faults; the log is not asked where nobody validates."""
+    """Return which gaps of a partition of the flow's topic are no faults; without validation the log is not read."""
     if not any(isinstance(step, Validate) for step in flow.steps):
         return Tolerance()
     return tolerance_of(log, flow.source.topic, partition)
 
 
 def rules_for(step: Validate, tolerance: Tolerance, *, is_cut: bool) -> ValidationRules:
-    """What the partition's records are judged by; `is_cut`: producers may be met in the middle of a chain."""
+    """Return the validation rules of the partition; `is_cut`: reading may begin in the middle of a producer's chain."""
     return ValidationRules(
         during_push=policy_of(step.during_push),
         otherwise=policy_of(step.on_error),
@@ -214,7 +215,7 @@ def rules_for(step: Validate, tolerance: Tolerance, *, is_cut: bool) -> Validati
 
 
 def has_headers(records: pa.RecordBatch) -> bool:
-    """Whether any record carries a header."""
+    """Whether any record has headers."""
     column = records.column("headers")
     bounds = np.frombuffer(column.buffers()[1], np.int32)
     return bool(bounds[column.offset] != bounds[column.offset + len(column)])
@@ -222,14 +223,14 @@ def has_headers(records: pa.RecordBatch) -> bool:
 
 # -- sources --------------------------------------------------------------------------------------
 
-ROOM_BYTES = 512  # of a fetch, for each record: a small round needs no large buffer
+ROOM_BYTES = 512  # of a fetch, per record: a small round needs no large buffer
 LEAST_FETCH_BYTES = 64 << 10
 _COLUMNS = ("key", "value", "timestamp", "offset", "partition")
 
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What all readings of one partition of one flow share."""
+    """The resources that all readings of one partition of one flow share."""
 
     app: str
     flow: Flow
@@ -251,14 +252,14 @@ class SourceParts:
 
 
 class FetchBuffers:
-    """Memory for fetches, one piece for each reading that runs at the time; fresh pages every round would cost more."""
+    """Fetch buffers, one for each concurrent reading; allocating new pages every round would cost more."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
     @contextmanager
     def lent(self) -> Iterator[bytearray]:
-        """A buffer for a while. Safe from any thread."""
+        """Lend a buffer for a while. Safe from any thread."""
         try:
             buffer = self._free.pop()
         except IndexError:
@@ -270,7 +271,7 @@ class FetchBuffers:
 
 
 class _Made(NamedTuple):
-    """What came of some records."""
+    """The result of decoding some records."""
 
     events: EventBatch | None
     stream_time: int
@@ -281,7 +282,7 @@ class _Made(NamedTuple):
 
 
 class _Stopping(NamedTuple):
-    """The record that stops its partition: its row (or offset), why, and in one word."""
+    """The record that stops its partition: its row (or offset), the message, and the reason."""
 
     row: int
     reason: str
@@ -289,7 +290,7 @@ class _Stopping(NamedTuple):
 
 
 class Reading:
-    """Iterate to get the events of one source order; then `result()` says how far it came."""
+    """Reads one source order. Iterate to get its events; then `result()` returns the outcome."""
 
     def __init__(self, parts: SourceParts, order: SourceOrder, tick: Tick) -> None:
         self._parts, self._order, self._tick = parts, order, tick
@@ -332,7 +333,7 @@ class Reading:
             raise InternalError("a reading can be iterated once")
         self._begun = True
         for held in self._pieces():
-            # Records are let go before their events are worked on: their values are columns by then.
+            # Records are released before their events are processed: their values are columns by then.
             try:
                 events = self._events(held.pop())
             except TidegateError:
@@ -348,7 +349,7 @@ class Reading:
         self._finish()
 
     def result(self) -> SourceResult:
-        """How far the source came; only after the iteration has ended."""
+        """Return the outcome; only after the iteration has ended."""
         if self._result is None:
             raise InternalError("a reading's result is known when all its events were taken")
         return self._result
@@ -356,7 +357,8 @@ class Reading:
     # -- inside ----------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterator[list[pa.RecordBatch]]:
-        """The records of the range in batches, each alone in a list to be taken out; the position follows."""
+        """Yield the records of the range in batches, each as the only item of a list, to be taken out; advance the
+        position."""
         order = self._order
         if 0 <= self._state.next_offset < order.start:
             self._pass_over(self._state.next_offset, order.start)
@@ -387,7 +389,7 @@ class Reading:
     def _reader(self, start: int, stop: int) -> Any:
         number, log = self._order.partition, self._parts.log
         settings: dict[str, Any] = {"isolation": "read_committed", "control_records": True}
-        if isinstance(log, Log):  # a cluster's client decides for itself how much it fetches
+        if isinstance(log, Log):  # a cluster's client decides itself how much it fetches
             room = (stop - start) * ROOM_BYTES
             settings["max_bytes"] = min(max(room, LEAST_FETCH_BYTES), DEFAULT_MAX_BYTES)
             settings["buffer"] = self._buffer
@@ -396,7 +398,7 @@ class Reading:
         )
 
     def _pass_over(self, start: int, stop: int) -> None:
-        """Somebody decided to go on behind these offsets: a fault among them must not be one again."""
+        """Skip these offsets as requested: a fault among them must not stop the partition again."""
         self._counters["skipped_offsets"] += stop - start
         try:
             with self._reader(start, stop) as reader:
@@ -407,7 +409,7 @@ class Reading:
             self._validation.begin_anew()
 
     def _set_held_aside(self, bad: Sequence[BadRecord]) -> None:
-        """Stop at records of earlier rounds that steps fail on only now, or set them aside: they were held back."""
+        """Stop at held-back records of earlier rounds that steps fail on now, or set them aside."""
         if not bad:
             return
         if self._source.on_error == "fail":
@@ -425,7 +427,8 @@ class Reading:
         self._warn(f"cannot be read, and is {fate}", offsets, [each.reason for each in bad])
 
     def _letter_of(self, bad: BadRecord) -> pa.RecordBatch:
-        """A record that was read before as a dead letter; without key and value where the log has it no more."""
+        """Return a record of an earlier round as a dead letter; without key and value if the log does not have it
+        any more."""
         why = "it is not in the log any more"
         try:
             with self._reader(bad.offset, bad.offset + 1) as reader:
@@ -440,7 +443,7 @@ class Reading:
         return letter_without_record(bad.partition, bad.offset, f"{bad.reason} ({why})")
 
     def _events(self, records: pa.RecordBatch) -> EventBatch | None:
-        """The events of some records; sets `_stopped` when a record among them stops the partition."""
+        """Return the events of some records; set `_stopped` if a record among them stops the partition."""
         now_ms, on_error = self._tick.now_ms, self._source.on_error
         with self.timings("validate"):
             checked = self._validation.check(records, now_ms)
@@ -501,7 +504,7 @@ class Reading:
 
     @staticmethod
     def _rows_of(offsets: Int64s, bad: Sequence[BadRecord]) -> dict[int, str]:
-        """The rows of bad records among these, with the reason of each."""
+        """Return the rows of bad records among these, with the reason of each."""
         found = {int(np.searchsorted(offsets, each.offset)): each for each in bad}
         return {
             row: each.reason
@@ -512,9 +515,10 @@ class Reading:
     def _made(
         self, records: pa.RecordBatch, decoded: Decoded, rows: int | None
     ) -> _Made | _Stopping | list[BadRecord]:
-        """The events of the first `rows` records, without the bad ones.
+        """Return the events of the first `rows` records, without the bad ones.
 
-        Where steps fail on others of them, these; where one of them stops the partition, its offset and why.
+        If steps fail on others of them, return these, too; if one of them stops the partition, its offset and the
+        reason.
         """
         key, values, absent, bad_rows, _ = decoded
         if rows is not None:
@@ -588,23 +592,23 @@ class Reading:
         warn_dropped(who, why, self._source.topic, numbers, offsets, before=before, reasons=reasons)
 
     def _guarded(self, times: Int64s) -> Int64s:
-        """Times that may move the clock: none that lie beyond the future guard."""
+        """Return the times that may advance stream time: those not beyond the future guard."""
         return times if int(times.max()) <= self._latest else np.where(times <= self._latest, times, NO_TIME)
 
     def _settled(self, written: Int64s, headers: pa.ListArray) -> Int64s:
-        """What each record of a changelog says is final."""
+        """Return the settled time that each record of a changelog states."""
         said, says_it = settled_times(headers)
         times = np.where(says_it, said, written - self._source.settles_ms)
         return np.maximum(self._guarded(times), NO_TIME)
 
     def _running(self, times: Int64s) -> Int64s:
         running: Int64s = np.maximum.accumulate(times)
-        if int(running[0]) < self.stream_time:  # times before the epoch are below any stream time, too
+        if int(running[0]) < self.stream_time:  # times before the epoch are below any stream time
             np.maximum(running, self.stream_time, out=running)
         return running
 
     def _sound_behind(self, offset: int) -> int:
-        """The first offset behind a damaged one that can be read; of a cluster, the next offset."""
+        """Return the first readable offset after a damaged one; in a cluster, the next offset."""
         log = self._parts.log
         if not isinstance(log, Log):
             return offset + 1
@@ -638,7 +642,7 @@ class Reading:
         self._stopped = Stop(reason, said, offset, remedy, stream_time)
 
     def _lose(self, error: OffsetOutOfRangeError) -> None:
-        """Offsets went while they were to be read: reading can go on at the first that is there."""
+        """Handle offsets that were deleted while they were to be read: reading continues at the first that exists."""
         message = f"{self._place} stopped at offset {self._next}: {error}"
         self._stopped = Stop("lost", message, self._next, self._resume(max(error.first, self._next)))
 

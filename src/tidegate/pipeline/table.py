@@ -4,7 +4,7 @@ Any process can read while the app runs. Every answer is of one commit, and a sc
 batch to its last; a later query may see a later commit (`pinned` keeps one for several queries). If a commit is
 collected during a scan, the scan raises `CommitGoneError`. Data dropped by retention is not there.
 
-    with app.read("orders-per-minute") as table:
+    with app.open_table("orders-per-minute") as table:
         table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
         table.to_pandas()
 
@@ -62,14 +62,14 @@ from tidegate.windows.operators.dedupe import DedupeOperator
 
 @dataclass(frozen=True)
 class FlowSource:
-    """What is read of a flow: the operators of its tasks."""
+    """The operators of a flow's tasks, as a source for reading."""
 
     flow: Flow
     chains: dict[int, TaskChain]
 
     @cached_property
     def windows(self) -> dict[int, WindowOperators]:
-        """Task → its operator that makes the windows."""
+        """Task → the operator that makes its windows."""
         found: dict[int, WindowOperators] = {}
         for number in sorted(self.chains):
             operator = self.chains[number].operators[-1]
@@ -83,7 +83,7 @@ FlowSnapshot: TypeAlias = Snapshot[CommitRecord, FlowSource]
 
 
 class AppCommits:
-    """The commits of an app with what they hold of one flow, for a `CommitFollower`."""
+    """The commits of an app with the state of one flow, for a `CommitFollower`."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class AppCommits:
         storage: StorageConfig | None = None,
         tasks: frozenset[int] | None = None,
     ) -> None:
-        """With `round` that commit is served, whatever comes; with `tasks`, only what these hold of it.
+        """With `round` that commit is served for good; with `tasks`, only the state of these.
 
-        `storage` is the app's: it bounds what reading merges.
+        `storage` is the app's storage config: it limits the memory for merging reads.
         """
         self.name = flow.name
         self.records = Records(backend, app)
@@ -155,7 +155,7 @@ class AppCommits:
         )
 
     def _tasks(self, commit: CommitRecord) -> dict[str, int]:
-        """Storage task → its number in the flow."""
+        """Map each storage task to its number in the flow."""
         return {storage_task(self._app, self.name, line.task): line.task for line in self._lines(commit)}
 
     def _tokens(self, commit: CommitRecord) -> dict[str, bytes]:
@@ -176,7 +176,7 @@ class AppCommits:
         return [line for line in found if self._wanted is None or line.task in self._wanted]
 
     def _as_recorded(self, commit: CommitRecord) -> Flow:
-        """The flow with its stores laid out as they were when the commit was made."""
+        """Return the flow with its stores laid out as they were when the commit was made."""
         found = self.records.load_app()
         lines = () if found is None else found[0].definitions.get(commit.definition, ())
         line = next((each for each in lines if each.name == self.name), None)
@@ -187,8 +187,9 @@ class AppCommits:
 
 
 def late_rows(snapshot: FlowSnapshot) -> pa.Table:
-    """The late tables of all operators: key, stream_time, event_ts, partition, offset, window_start, how_late_ms,
-    reason, values, and which operator set the record aside. `window_start` is -1 where no window was in question."""
+    """Return the late tables of all operators: key, stream_time, event_ts, partition, offset, window_start,
+    how_late_ms, reason, values, and which operator set the record aside. `window_start` is -1 where no window was
+    concerned."""
     pieces: list[pa.Table] = []
     for number in sorted(snapshot.source.chains):
         chain = snapshot.source.chains[number]
@@ -205,7 +206,7 @@ def late_rows(snapshot: FlowSnapshot) -> pa.Table:
 
 
 def dead_letters(backend: StorageBackend, records: Records, commit: CommitRecord, flow: str) -> pa.Table:
-    """The records of all source partitions that could not be read: offset, partition, reason, key, value."""
+    """Return the unreadable records of all source partitions: offset, partition, reason, key, value."""
     lines = [line for line in commit.sources if line.flow == flow]
     pieces = [read_letters(backend, records.state_of(line)) for line in lines]
     whole = pa.concat_tables([DEAD_LETTER_SCHEMA.empty_table(), *pieces])
@@ -213,7 +214,7 @@ def dead_letters(backend: StorageBackend, records: Records, commit: CommitRecord
 
 
 def late_of(backend: StorageBackend, app: str, flow: Flow) -> pa.Table:
-    """Records that came too late, or from the future, by the app's last commit; empty where the flow keeps none."""
+    """Return late and future records as of the app's last commit; empty where the flow keeps none."""
     if not flow.is_stateful:
         raise InvalidError(
             f"flow {flow.name} has neither windows nor deduplication, so nothing is ever late in it"
@@ -231,7 +232,7 @@ def late_of(backend: StorageBackend, app: str, flow: Flow) -> pa.Table:
 
 
 def dead_letters_of(backend: StorageBackend, app: str, flow: str) -> pa.Table:
-    """Unreadable and corrupt records by the app's last commit, with the reason."""
+    """Return unreadable and corrupt records as of the app's last commit, with the reason."""
     records = Records(backend, app)
 
     def look(commit: CommitRecord) -> pa.Table:
@@ -243,7 +244,7 @@ def dead_letters_of(backend: StorageBackend, app: str, flow: str) -> pa.Table:
 
 
 def _newest(records: Records, look: Callable[[CommitRecord], pa.Table]) -> pa.Table:
-    """Look into the last commit, or into a newer one where what it needs is collected meanwhile."""
+    """Read from the last commit, or from a newer one if objects that it needs are collected meanwhile."""
     number = records.newest()
     for _ in range(TRIES):
         if number is None:
@@ -265,7 +266,7 @@ OWN = ("key", "window_start", "window_end", "timestamp")
 
 
 class FlowForm:
-    """What a flow's windows become."""
+    """The tabular form of a flow's windows."""
 
     order = ("key", "window_start", "window_end")
 
@@ -275,7 +276,7 @@ class FlowForm:
 
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
-        """The aggregates' names and columns, in their order."""
+        """The aggregates' names and columns, in order."""
         names = self._flow.result_schema.names
         return [(name, f"value.{name}" if name in OWN else name) for name in names]
 
@@ -294,7 +295,7 @@ class FlowForm:
         )
 
     def batch(self, rows: WindowRows) -> pa.RecordBatch:
-        """Windows with their keys as the flow's serde reads them."""
+        """Return windows as a batch, with keys as the flow's serde reads them."""
         key = self._flow.key_serde.decode_column(rows.key).require_good()
         starts, ends, times = (pa.array(each) for each in (rows.window_start, rows.window_end, rows.ts))
         columns = [key, starts, ends, *rows.values.columns, times]
@@ -356,9 +357,9 @@ class FlowRows:
         return dead_letters(self._snapshot.backend, self._records, self.commit, self._flow.name)
 
     def _owners(self, keys: pa.BinaryArray) -> list[WindowOperators]:
-        """The operators that may hold these keys: in a re-keyed flow those of their shards.
+        """Return the operators that may hold these keys: in a re-keyed flow those of their shards.
 
-        Else the producing application has decided which partition, and with it which task, a key is in.
+        Otherwise the producing application decides in which partition, and so in which task, a key is.
         """
         windows, shards = self._snapshot.source.windows, self._flow.shards
         if self._flow.rekey_at is None or shards is None or set(windows) != set(range(shards)):
@@ -367,14 +368,14 @@ class FlowRows:
         return [windows[number] for number in np.unique(owners).tolist()]
 
     def _operators_bounds(self, first: int, last: int) -> tuple[int, int]:
-        """Bounds as operators take them: those of sliding windows and sessions count by ends."""
+        """Return bounds as operators take them: sliding windows and sessions are found by their ends."""
         if isinstance(self._kind, Sliding):
             width = self._kind.difference_ms
             return min(first, LATEST - width) + width, min(last, LATEST - width) + width
         return first, LATEST if self.kind == "session" else last
 
     def _begun(self, rows: WindowRows, last: int) -> WindowRows:
-        """Of sessions, which were found by their ends, those that start at `last` or before."""
+        """Of sessions, which were found by their ends, return those that start at `last` or before."""
         if self.kind != "session" or last == LATEST or not len(rows):
             return rows
         return rows.take(np.flatnonzero(rows.window_start <= last))
@@ -389,14 +390,14 @@ def _between(column: pa.BinaryArray, keys: KeyEnds) -> Any:
     return np.flatnonzero(chosen)
 
 
-# -- result_table ---------------------------------------------------------------------------------
+# -- result table ----------------------------------------------------------------------------------
 
-_SMALL_BYTES: Final = 4 << 20  # state that can be looked at whenever somebody displays the table
+_SMALL_BYTES: Final = 4 << 20  # state small enough to read whenever the table is displayed
 _TOO_LARGE: Final = "rows are not read for display: ask with fetch(key), fetch_all(from, to) or sql(query)"
 
 
 class ResultTable(Table):
-    """The windows of one flow, as the app's last commit has them, or one certain commit."""
+    """The windows of one flow as of the app's last commit, or of one given commit."""
 
     def __init__(
         self,
@@ -444,18 +445,18 @@ class ResultTable(Table):
         return f"{shown}{names}<p>{cell(_TOO_LARGE)}</p>"
 
     def show(self) -> None:
-        """Print the first rows; of a large table, how to ask for some."""
+        """Print the first rows; for a large table, print how to query it."""
         rows = self._few()
         rows.show() if rows is not None else print(f"{self!r}: {_TOO_LARGE}")
 
     def _few(self) -> Rows | None:
-        """All rows, if the state is so small that looking costs nothing."""
+        """Return all rows if the state is small, else None."""
         held = sum(line.backlog_bytes for line in self.commit.tasks if line.flow == self.flow.name)
         return self.all() if held <= _SMALL_BYTES else None
 
     @contextmanager
     def pinned(self) -> Iterator[ResultTable]:
-        """The table at its newest commit, for several questions that belong together; use it with `with`."""
+        """The table fixed at its newest commit until the block ends, for several queries of the same commit."""
         self._check_open()
         with self._follower.pinned() as shown:
             at = copy(self)
@@ -472,7 +473,7 @@ class ResultTable(Table):
 
     @property
     def commit(self) -> CommitRecord:
-        """The commit that a question asked now is answered from."""
+        """The commit that serves a query now."""
         with self._pinned(None, 0) as rows:
             return rows.commit
 
@@ -481,20 +482,20 @@ class ResultTable(Table):
         return self.commit.round
 
     def refresh(self) -> int:
-        """Look for a newer commit now, instead of at most ten times a second; the round that is shown then."""
+        """Look for a newer commit now, instead of at most ten times a second; return its round."""
         self._check_open()
         self._follower.refresh()
         return self.round
 
     @property
     def position(self) -> dict[int, int]:
-        """What has been seen: source partition → the offset after it."""
+        """The source partitions' positions: partition → the offset after the last record read."""
         return {
             line.partition: line.next_offset for line in self.commit.sources if line.flow == self.flow.name
         }
 
     def explain(self, key: Any, start: MomentLike | None = None, end: MomentLike | None = None) -> Any:
-        """Which records of the source made the window that starts there, and why others did not."""
+        """Explain which source records made the window that starts there, and why others did not count."""
         if self._log is None:
             raise UnsupportedError(
                 f"table {self.name} was opened without a log, and its windows are explained by the records of "
@@ -505,14 +506,14 @@ class ResultTable(Table):
         return explain_window(self, self._log(), key, start)
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
-        """The windows as the last commit has them now, as a Spark DataFrame that executors read."""
+        """Return the windows of the last commit as a Spark DataFrame that executors read."""
         address, commit = address_for_spark(self._backend, self.name), self.commit
         tasks = [line.task for line in commit.tasks if line.flow == self.name]
         frame = import_module("tidegate.spark.table_source").app_table_frame
         return frame(spark, address, self._app, self.flow, commit.round, tasks, columns=columns)
 
     def as_of(self, round: int) -> ResultTable:
-        """The same table as another commit left it; the last ten are kept."""
+        """Return the table as of another commit; the last ten are kept."""
         self._check_open()
         past = ResultTable(
             self._backend,
@@ -528,12 +529,12 @@ class ResultTable(Table):
         return past
 
     def rounds(self) -> list[int]:
-        """The commits that `as_of` reaches."""
+        """The commits that `as_of` can read."""
         self._check_open()
         return list(self._records.rounds())
 
     def close(self) -> None:
-        """Close everything; fine to call twice."""
+        """Close everything; safe to call twice."""
         if self._closed:
             return
         self._closed = True

@@ -1,15 +1,15 @@
-"""A flow out of its recorded definition, for reading: tables of an app without the program that made them.
+"""Rebuild a flow from its recorded definition, for reading: an app's tables without the program that made them.
 
-What an app was run with is stored as plain values (`fingerprint`). Reading a window's rows needs the stores' shapes
-and the columns' types and never runs a step, so a function that a step called, of which only the name is stored, is
-replaced by one that gives nothing. A `reduce` is made of functions, too, which reading would have to call: its column
-is null here, and `unread_columns` names it; the other columns are what they are. Where the columns cannot be told
-without the program (`select` by a function or an Arrow expression, serdes of the user's own), that is said, and
-`App.read` with the program is the way.
+The definition of an app is stored as plain values (`topology`). Reading a window's rows needs the stores' shapes and
+the columns' types and never runs a step. A function of a step is stored by name only, so it is replaced by one that
+returns nothing. A `reduce` consists of functions that reading would have to call: its column is null here, and
+`unread_columns` names it; other columns are not affected. Where the columns cannot be known without the program
+(`select` by a function or an Arrow expression, serdes of the user's own), the table is refused with a reference to
+`App.open_table`, which has the program.
 
-F1  nothing is guessed: every step that keeps state says what was recorded, or the flow is refused.
+F1  nothing is guessed: every step that keeps state has its recorded shape, or the flow is refused.
 
-Thread rule: pure functions, but for `open_recorded`, which opens a table.
+Thread rule: pure functions, except for `open_recorded`, which opens a table.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SERDES: dict[str, Any] = {each.name: each for each in (Bytes(), String(), Int()
 
 @dataclass(frozen=True, slots=True)
 class RecordedTable:
-    """A table that an app keeps: under which name, by which flow, out of which topic."""
+    """A table that an app keeps: its name, its flow, and the source topic."""
 
     app: str
     name: str
@@ -68,7 +68,7 @@ class RecordedTable:
 
 
 def recorded_tables(backend: StorageBackend, app: str) -> list[RecordedTable]:
-    """The tables of an app, as its last commit has them; those with windows can be opened."""
+    """Return the tables of an app as of its last commit; those with windows can be opened."""
     found = []
     for line in _lines(backend, app):
         said = msgspec.json.decode(line.description)
@@ -81,7 +81,7 @@ def recorded_tables(backend: StorageBackend, app: str) -> list[RecordedTable]:
 def open_recorded(
     backend: StorageBackend, app: str, table: str, *, clock: Clock | None = None
 ) -> ResultTable:
-    """The table as the app's last commit has it, without the app's program."""
+    """Open the table as of the app's last commit, without the app's program."""
     known = {each.name: each for each in recorded_tables(backend, app)}
     if table not in known:
         names = ", ".join(sorted(known)) or "none"
@@ -91,23 +91,23 @@ def open_recorded(
 
 
 def recorded_line(backend: StorageBackend, table: RecordedTable) -> FlowLine:
-    """What is stored of the flow that keeps the table."""
+    """Return the record of the flow that keeps the table."""
     return next(each for each in _lines(backend, table.app) if each.name == table.flow)
 
 
 def all_recorded(backend: StorageBackend) -> list[RecordedTable]:
-    """The tables of every app that has committed."""
+    """Return the tables of every app that has committed."""
     found: list[RecordedTable] = []
     for app in list_apps(backend):
         try:
             found += recorded_tables(backend, app)
-        except UnavailableError:  # it has no commit yet
+        except UnavailableError:  # no commit yet
             continue
     return found
 
 
 def find_recorded(backend: StorageBackend, name: str | None) -> RecordedTable | None:
-    """The table of that name, or APP:NAME; without a name the only one. None where no app has one."""
+    """Return the table of that name, or APP:NAME; without a name the only table. None if no app has one."""
     app, colon, short = (name or "").rpartition(":")
     found = [
         each
@@ -122,7 +122,7 @@ def find_recorded(backend: StorageBackend, name: str | None) -> RecordedTable | 
 
 
 def recorded_flow(description: bytes) -> Flow:
-    """The flow that a stored definition describes (F1)."""
+    """Return the flow that a stored definition describes (F1)."""
     said: Document = msgspec.json.decode(description, type=dict[str, Any])
     try:
         source = _source(said["source"])
@@ -138,13 +138,13 @@ def recorded_flow(description: bytes) -> Flow:
 
 
 def unread_columns(flow: Flow) -> tuple[str, ...]:
-    """The columns of a recorded flow whose values only the program can tell."""
+    """Return the columns of a recorded flow whose values need the program."""
     window = flow.window
     return () if window is None else tuple(each.name for each in window.aggregates if each.kind == "reduce")
 
 
 def _shape(said: Document) -> Document:
-    """What a step that keeps state says about its stores: all of it but the functions of a reduce."""
+    """Return what a stateful step records about its stores: everything except the functions of a reduce."""
     if "aggregates" not in said:
         return said
     return {**said, "aggregates": [_without_functions(each) for each in said["aggregates"]]}
@@ -186,7 +186,7 @@ def _source(said: Document) -> Source:
 def _step(said: Document) -> Step:
     match said["step"]:
         case "validate":
-            if "on_error" not in said:  # of a release that had other words; a table is read without it
+            if "on_error" not in said:  # an earlier release had other words; reading a table does not need it
                 return Validate()
             return Validate(said["on_error"], said["during_push"], said["max_age_ms"])
         case "filter":
@@ -274,7 +274,7 @@ def _serde(said: Any) -> Any:
 
 
 def _written(said: str) -> str:
-    """A type as Arrow prints it, the way it is declared."""
+    """Return the type that Arrow prints this way."""
     return said.replace(", tz=UTC]", "]").replace("date32[day]", "date")
 
 

@@ -49,7 +49,7 @@ OnErrors: TypeAlias = "OnError | Mapping[str, OnError]"
 
 
 class ByContent:
-    """Equal to another value of its class that says the same; functions are compared by name and code."""
+    """A value that equals another of its class with the same content; functions are compared by name and code."""
 
     __slots__ = ()
 
@@ -64,17 +64,17 @@ class ByContent:
 
 @dataclass(frozen=True, eq=False)
 class Source(ByContent):
-    """A topic as events: how keys and values are read, which time counts, where a new app begins.
+    """A topic as a source of events: the serdes, the event time, and where a new app begins.
 
     `value` None: the value stays one binary column `value`. A Json with fields, or an Avro, becomes its columns; any
     other serde one column `value`. `timestamp` names a column to take event time from; None: the record's own.
-    `on_error` is what happens to records that cannot be read or that a step fails on: their partition stops, they are
-    left out and counted, or kept as dead letters.
+    `on_error` decides about records that cannot be read or that a step fails on: their partition stops, they are
+    left out and counted, or stored as dead letters.
 
-    With `windows` the topic is the changelog of a table: its keys are read by it, an event's key is the key inside,
-    and the columns `window_start` and `window_end` come before those of the value. `emit` is then what its writer
-    sends: each window's new value whenever it changes, or each window once. `settles_ms` is for how long after its end
-    (in the writer's stream time) a window may still change, where records do not say which are final.
+    With `windows` the topic is the changelog of a table and its keys are windowed: an event's key is the inner key,
+    and the columns `window_start` and `window_end` precede those of the value. `emit` is then what its writer sends:
+    each window's new value whenever it changes, or each window once. `settles_ms` is how long after its end (in the
+    writer's stream time) a window may still change, where records do not say which are final.
     """
 
     topic: str
@@ -89,14 +89,14 @@ class Source(ByContent):
 
     @property
     def has_updates(self) -> bool:
-        """Whether one row of a table may come several times, each time with its new value."""
+        """Whether a row of a table may occur several times, each time with its new value."""
         return self.emit is Emit.UPDATE
 
 
 @dataclass(frozen=True, eq=False)
 class Validate(ByContent):
-    """Producers' numbering and checksums are followed; `on_error` is what a fault does, `during_push` what it does
-    before a push has ended. Producers silent for longer than `max_age_ms` are forgotten, -1 for never."""
+    """Check producers' numbering and checksums; `on_error` decides about faults, `during_push` about those before a
+    push has ended. Producers silent for longer than `max_age_ms` are forgotten, -1 for never."""
 
     on_error: OnErrors = "keep"
     during_push: OnErrors = "fail"
@@ -105,21 +105,21 @@ class Validate(ByContent):
 
 @dataclass(frozen=True, eq=False)
 class Filter(ByContent):
-    """Only rows for which it is true."""
+    """Keep rows for which the condition is true."""
 
     condition: Expression
 
 
 @dataclass(frozen=True, eq=False)
 class Select(ByContent):
-    """These columns instead of those there were."""
+    """Replace the columns by these."""
 
     columns: tuple[tuple[str, Expression], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Map(ByContent):
-    """A function over Arrow batches, of the same number of rows; `schema` is what it gives."""
+    """Apply a function over Arrow batches that keeps the number of rows; `schema` describes its result."""
 
     function: ArrowFunction
     schema: pa.Schema
@@ -127,7 +127,7 @@ class Map(ByContent):
 
 @dataclass(frozen=True, eq=False)
 class KeyBy(ByContent):
-    """Another key: a column, or an expression, written by `serde`. State after it is kept by shards."""
+    """Repartition by another key: a column or an expression, written by `serde`. Later state is kept by shards."""
 
     expression: Expression
     serde: Serde[Any]
@@ -136,16 +136,16 @@ class KeyBy(ByContent):
 
 @dataclass(frozen=True, eq=False)
 class Dedupe(ByContent):
-    """Of records that are one event, the first goes on."""
+    """Keep the first of all records that are the same event."""
 
     rule: Deduplicate
     late: LateSettings | None = None
-    layout: StateLayout | None = None  # of a store from before; None: what suits the rule
+    layout: StateLayout | None = None  # of an existing store; None: chosen by the rule
 
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(ByContent):
-    """Windows of one kind, and what is made of the records in them."""
+    """Windows of one kind, and the aggregates of their records."""
 
     kind: WindowKind
     aggregates: tuple[AggregateDefinition, ...]
@@ -153,13 +153,13 @@ class Aggregate(ByContent):
     late: LateSettings | None = None
     future: FutureGuard | None = None
     idle_close_ms: int | None = None
-    layout: StateLayout | None = None  # of a store from before; None: what suits the kind
+    layout: StateLayout | None = None  # of an existing store; None: chosen by the kind
     compat: Compat | None = None  # whose rules apply where they differ; None: Tidegate's
 
 
 @dataclass(frozen=True, eq=False)
 class Lookup(ByContent):
-    """Columns of a table's row with the same key, as one commit of the table has them; null where there is none."""
+    """Join columns of the table row with the same key, as of one commit of the table; null where there is none."""
 
     table: str  # the table's name in the app's state
     value: Serde[Any]  # of the table's values
@@ -173,18 +173,18 @@ Step: TypeAlias = Validate | Filter | Select | Map | KeyBy | Dedupe | Aggregate 
 
 @dataclass(frozen=True, eq=False)
 class To(ByContent):
-    """Results as records of a topic: a windowed changelog after windows, plain records otherwise."""
+    """Write results to a topic: a windowed changelog after windows, plain records otherwise."""
 
     topic: str
     key_format: Literal["changelog", "topic"] = "changelog"
     value: Serde[Any] | None = None  # None: JSON in declared order; a lone count() an 8-byte long
     integrity: bool = True
-    partitions: int | None = None  # of a topic made here; None: one for each task
+    partitions: int | None = None  # of a topic created here; None: one for each task
 
 
 @dataclass(frozen=True)
 class AsTable:
-    """The committed state of the windows, readable under this name."""
+    """Keep the committed windows as a table of this name."""
 
     name: str
 
@@ -193,7 +193,7 @@ Sink: TypeAlias = To | AsTable
 
 
 def sink_name(sink: Sink) -> str:
-    """What a sink is called in its app: the topic's or the table's name."""
+    """The name of a sink in its app: the topic's or the table's."""
     return sink.topic if isinstance(sink, To) else sink.name
 
 
@@ -205,7 +205,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def canonical(document: Any) -> bytes:
-    """A document as the bytes that stand for it."""
+    """Return the canonical bytes of a document."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -214,7 +214,7 @@ def digest(document: Any) -> str:
 
 
 def flow_document(flow: Flow) -> Document:
-    """All that a flow says, and how the stores are laid out that it goes on with."""
+    """Return the full definition of a flow, with the layouts of its existing stores."""
     return {
         "name": flow.name,
         "source": document(flow.source),
@@ -225,12 +225,12 @@ def flow_document(flow: Flow) -> Document:
 
 
 def flow_digest(said: Document) -> str:
-    """The fingerprint of a flow's document; what was laid out before does not change what is said."""
+    """Return the fingerprint of a flow's document; layouts of existing stores do not change it."""
     return digest({name: value for name, value in said.items() if name != LAYOUTS})
 
 
 def layout(step: Any) -> Document:
-    """The widths of an operator's stores, and how many aggregates states of before have."""
+    """Return the widths of an operator's stores, and the number of aggregates of earlier states."""
     match step:
         case Aggregate():
             chosen = step.layout or window_layout(step.kind)
@@ -249,7 +249,7 @@ def layout(step: Any) -> Document:
 
 
 def document(said: Any) -> Document:
-    """A source, a step or a sink as plain values."""
+    """Return a source, a step or a sink as plain values."""
     match said:
         case Source():
             return {
@@ -261,7 +261,7 @@ def document(said: Any) -> Document:
                 "start": said.start,
                 "on_bad": "skip"
                 if said.on_error == "drop"
-                else said.on_error,  # as it has always been stored
+                else said.on_error,  # stored this way since the first release
                 "windows": None if said.windows is None else serde(said.windows),
                 **({} if said.emit is None else {"emit": str(said.emit), "settles_ms": said.settles_ms}),
             }
@@ -332,7 +332,7 @@ def document(said: Any) -> Document:
 
 
 def window(kind: Any) -> Document:
-    """A kind of windows; durations in milliseconds."""
+    """Return a kind of windows as plain values; durations in milliseconds."""
     match kind:
         case Hopping():
             lengths = {"size_ms": kind.size_ms, "advance_ms": kind.advance_ms}
@@ -363,7 +363,7 @@ def aggregate(definition: AggregateDefinition) -> Document:
 
 
 def serde(said: Any) -> Any:
-    """What a serde reads and writes; where its registry is does not count."""
+    """Return what a serde reads and writes; the address of its registry does not count."""
     match said:
         case Json():
             return {"json": [[name, _field(said.schema.field(name))] for name in said.fields]}
@@ -386,7 +386,7 @@ def schema(said: pa.Schema) -> list[Any]:
 
 
 def expression(said: Any) -> Any:
-    """SQL as it was written, an Arrow expression as Arrow prints it, a function by name and code."""
+    """Return SQL as written, an Arrow expression as Arrow prints it, a function by name and code."""
     if isinstance(said, str):
         return {"sql": said.strip()}
     if isinstance(said, pc.Expression):
@@ -423,7 +423,7 @@ def function(said: Any) -> Document:
 
 
 def without_code(said: Any) -> Any:
-    """A document in which functions are told by their names alone."""
+    """Return a document in which functions are identified by their names alone."""
     if isinstance(said, Mapping):
         if "function" in said and "code" in said:
             return {name: without_code(value) for name, value in said.items() if name != "code"}
@@ -451,7 +451,7 @@ def _field(said: pa.Field) -> str:
 
 
 def _code_parts(code: CodeType) -> Iterator[str]:
-    """What a function does, without where it stands; docstrings are constants and count, for what it is worth."""
+    """Yield the code of a function without its location; docstrings are constants and count."""
     yield code.co_code.hex()
     yield from code.co_names
     for constant in code.co_consts:

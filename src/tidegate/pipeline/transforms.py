@@ -1,9 +1,8 @@
 """Stateless steps over whole batches: filter, project, change the key, look up columns of a table.
 
 A step is a function of one row. If it fails on a batch, the failing rows are found by bisection and the batch
-continues without them. An error that says that something is unreachable (`errors.is_transient`) is no fault of a
-record: it is raised as `UnavailableError` with the step and the records, and the round is repeated. `Timings`
-measures the parts of a round.
+continues without them. A transient error (`errors.is_transient`) is no fault of a record: it is raised as
+`UnavailableError` with the step and the records, and the round is repeated. `Timings` measures the parts of a round.
 
 Thread rule: one thread for each chain.
 """
@@ -47,7 +46,7 @@ class Timings:
             self.ms[name] = self.ms.get(name, 0) + self._clock.monotonic_ms() - began
 
     def take(self, other: Timings) -> None:
-        """Add what another one measured."""
+        """Add the measurements of another one."""
         for name, ms in other.ms.items():
             self.ms[name] = self.ms.get(name, 0) + ms
 
@@ -59,7 +58,7 @@ Stage: TypeAlias = Callable[[EventBatch], EventBatch]
 
 @runtime_checkable
 class Looking(Protocol):
-    """A stage that looks into a table's commit."""
+    """A stage that reads a table's commit."""
 
     table: str
 
@@ -72,17 +71,18 @@ class Looking(Protocol):
 
 @dataclass(frozen=True)
 class Around:
-    """What a stage may need of the process it runs in."""
+    """What a stage may need from its process."""
 
     backend: StorageBackend
     clock: Clock
 
 
 class Stateless:
-    """Several such steps in a row; `schema` are the columns behind them.
+    """A chain of stateless steps; `schema` has the columns after them.
 
-    Rows that a step fails on are left out and added to `bad`. With `only_first`, only the first of each partition is
-    looked for, and what follows it in its partition is left out as well. `topic` is where the rows come from.
+    Rows that a step fails on are left out and added to `bad`. With `only_first`, only the first failing row of each
+    partition is searched for, and later rows of its partition are left out as well. `topic` is the source of the
+    rows.
     """
 
     def __init__(
@@ -113,13 +113,14 @@ class Stateless:
         return events
 
     def _changed(self, events: EventBatch, changes: RowChanges, bad: list[BadRecord]) -> EventBatch:
-        """Changes of a table's rows: a row that a step leaves out is gone for the steps behind it."""
+        """Apply the steps to changes of a table's rows: a row that a step leaves out counts as deleted for later
+        steps."""
         count, there = len(events), np.flatnonzero(changes.weight > 0)
         made = replace(events, changes=replace(changes, weight=np.arange(count, dtype=np.int64))).take(there)
         made = self._through(made, bad)
         places = np.empty(0, np.int64)
         if len(made) and made.changes is not None:
-            places = made.changes.weight  # where each of those that are left stood
+            places = made.changes.weight  # the input row of each remaining row
         if len(places) == count:
             return replace(made, changes=changes)
         indices = np.full(count, -1, np.int64)
@@ -138,13 +139,13 @@ class Stateless:
         )
 
     def look_up(self, commits: Mapping[str, int]) -> None:
-        """Of tables that are looked into, the commits to look into from now on."""
+        """Set the commits of lookup tables to read from now on."""
         for _, stage in self._stages:
             if isinstance(stage, Looking) and stage.table in commits:
                 stage.at(commits[stage.table])
 
     def close(self) -> None:
-        """Let go of tables that were looked into."""
+        """Close the lookup tables."""
         for _, stage in self._stages:
             if isinstance(stage, Looking):
                 stage.close()
@@ -159,10 +160,10 @@ def bad_records(
     topic: str,
     only_first: bool,
 ) -> dict[int, BadRecord]:
-    """The rows that `stage` fails on by themselves, after it failed on all with `error`; `name` names the step.
+    """Return the rows that `stage` fails on by themselves, after it failed on all with `error`; `name` names the step.
 
-    With `only_first` the first of each partition. Empty where all of them pass now: a failure may be a passing one.
-    Errors that no record is to blame for are raised again.
+    With `only_first` the first of each partition. Empty if all of them pass now: a failure may be transient. Errors
+    that no record causes are raised again.
     """
     tried = _Tried(name, stage, topic, only_first)
     tried.require_records_fault(error, events)
@@ -189,7 +190,7 @@ def bad_records(
 
 @dataclass(frozen=True)
 class _Tried:
-    """A step that failed, tried on fewer rows."""
+    """A failed step and its attempts on fewer rows."""
 
     name: str
     stage: Callable[[EventBatch], Any]
@@ -197,7 +198,7 @@ class _Tried:
     only_first: bool
 
     def failing(self, events: EventBatch, start: int) -> dict[int, BadRecord]:
-        """The rows that the step fails on, found by halves; the first of `events` is row `start`."""
+        """Return the rows that the step fails on, found by bisection; the first of `events` is row `start`."""
         try:
             self.stage(events)
         except Exception as error:  # noqa: BLE001 - the user's code: it may raise anything
@@ -216,7 +217,7 @@ class _Tried:
         return found | self.failing(events.slice(middle, len(events)), start + middle)
 
     def require_records_fault(self, error: Exception, events: EventBatch) -> None:
-        """Raise what leaving a record out does not help against."""
+        """Raise errors that leaving a record out does not solve."""
         raise_if_transient(places_of(self.topic, events), self.name, error)
         if (
             isinstance(error, TidegateError)
@@ -227,7 +228,7 @@ class _Tried:
 
 
 def raise_if_transient(where: str, what: str, error: BaseException) -> None:
-    """Raise an error of a user's function that may pass as `UnavailableError`: the round is tried again."""
+    """Raise a transient error of a user's function as `UnavailableError`: the round is repeated."""
     if isinstance(error, Exception) and is_transient(error):
         raise UnavailableError(
             f"{where}: {_reason(what, error)}. No record is to blame for that, and none was set aside: run the app "
@@ -236,7 +237,7 @@ def raise_if_transient(where: str, what: str, error: BaseException) -> None:
 
 
 def places_of(topic: str, events: EventBatch) -> str:
-    """Where events come from: a few partitions, each with its first and last offset."""
+    """Describe the origin of events: a few partitions, each with its first and last offset."""
     said = []
     numbers = np.unique(events.partition)
     for number in numbers[:3].tolist():
@@ -265,7 +266,7 @@ def _without(events: EventBatch, bad: Mapping[int, BadRecord], *, and_following:
 
 
 def step_name(step: Step) -> str:
-    """A step as a person recognises it in a message."""
+    """The name of a step in messages."""
     if isinstance(step, Filter):
         return f"filter {shown(step.condition)}"
     if isinstance(step, Map):
@@ -278,7 +279,7 @@ def step_name(step: Step) -> str:
 
 
 def can_fail(step: Step, schema: pa.Schema) -> bool:
-    """Whether a step can fail on a record: not where it only names columns."""
+    """Whether a step can fail on a record; a step that only names columns cannot."""
     if isinstance(step, Select):
         said = [expression for _, expression in step.columns]
     elif isinstance(step, Filter):
@@ -289,7 +290,7 @@ def can_fail(step: Step, schema: pa.Schema) -> bool:
 
 
 def stage_of(step: Step, schema: pa.Schema, key: Serde[Any], around: Around) -> Stage | None:
-    """What a step does to events with columns `schema` and keys that `key` reads; None: nothing here."""
+    """Return the stage of a step for events with columns `schema` and keys that `key` reads; None: no stage here."""
     if isinstance(step, Validate):
         return None  # done where records are read
     if isinstance(step, Filter):

@@ -72,7 +72,7 @@ from tidegate.windows.operators.windowed_operator import Emit
 
 
 def open_app_log(address: str, client: Mapping[str, str], *, files: Files | None, clock: Clock | None) -> Any:
-    """The log of an app: a folder, or a cluster with the client's settings."""
+    """Open the log of an app: a folder, or a cluster with the client's settings."""
     if is_kafka(address):
         return open_log(address, client=client)
     return Log(folder_path(address), files=files, clock=clock)
@@ -80,13 +80,13 @@ def open_app_log(address: str, client: Mapping[str, str], *, files: Files | None
 
 # -- consolidating --------------------------------------------------------------------------------
 
-DENSE = 8  # times as much room as rows may be marked in
+DENSE = 8  # rows are marked in an array of at most this many times their number
 
 
 def last_of_each(pieces: Sequence[WindowRows]) -> WindowRows:
-    """The pieces behind each other, of every (key, start, end) only the last row.
+    """Concatenate the pieces and keep only the last row of every (key, start, end).
 
-    Rows are left out before pieces are joined, and a piece of which all rows stay is not copied: one window of lists
+    Rows are left out before pieces are joined, and a piece whose rows all stay is not copied: one window of lists
     can be a large part of the process's memory.
     """
     if len(pieces) == 1:
@@ -117,14 +117,14 @@ def _is_last(key: pa.BinaryArray, start: Int64s, end: Int64s) -> Flags:
     if room > DENSE * rows + (1 << 16):
         numbers, room = _codes(pa.array(numbers))
     last = np.full(room, -1, np.int64)
-    last[numbers] = np.arange(rows)  # of equal numbers the last assignment stays
+    last[numbers] = np.arange(rows)  # of equal numbers the last assignment counts
     kept: Flags = np.zeros(rows, np.bool_)
     kept[last[last >= 0]] = True
     return kept
 
 
 def _codes(column: pa.Array) -> tuple[Int64s, int]:
-    """A number for each different value, and how many there are."""
+    """Return a number for each different value, and how many there are."""
     encoded = pc.dictionary_encode(column)
     codes: Int64s = encoded.indices.to_numpy().astype(np.int64)
     return codes, max(1, len(encoded.dictionary))
@@ -134,21 +134,21 @@ def _codes(column: pa.Array) -> tuple[Int64s, int]:
 
 __all__ = ["Reading", "Worker", "pack_events", "unpack_events"]
 
-MAINTENANCE_PERMILLE = 40  # of a round's time, for merging and storing
+MAINTENANCE_PERMILLE = 40  # of a round's time, for compaction and uploads
 
 
 @dataclass(eq=False)
 class _Task:
-    """One task as it stands in this process."""
+    """One task in this process's memory."""
 
     chain: TaskChain
     outbox: OutboxState
     changelogs: list[Changelog]
-    held: HeldEvents | None  # of a flow whose steps need one order of all partitions
+    held: HeldEvents | None  # for a flow whose steps need one order of all partitions
 
 
 class Worker:
-    """Tasks of one app, kept warm between rounds."""
+    """Keeps the tasks of one app in memory between rounds."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Worker:
     # -- sources ---------------------------------------------------------------------------------
 
     def read(self, order: SourceOrder, tick: Tick) -> Reading:
-        """The events of a range of the log; they are read when they are asked for."""
+        """Return the events of a range of the log; they are read during iteration."""
         flow = self.setup.flow(order.flow)
         place = (order.flow, order.partition)
         with self._guard:
@@ -222,10 +222,12 @@ class Worker:
         return Reading(parts, order, tick)
 
     def split(self, flow: str, events: EventBatch) -> list[tuple[int, EventBatch]]:
-        """Events of a re-keyed flow by the task that owns their key: Kafka's partition of the key among the tasks.
+        """Split events of a re-keyed flow by the task that owns their key: Kafka's partition of the key among the
+        tasks.
 
-        Events without a key go with task 0, which counts them. Changes of a table's rows go to every task: to the one
-        that owns the new key with the row's content, to the others as gone, since the old key may have been theirs.
+        Events without a key are sent to task 0, which counts them. Changes of a table's rows are sent to every task:
+        to the one that owns the new key with the row's content, to the others as deletions, since they may own the
+        old key.
         """
         shards = self.setup.flow(flow).shards
         if shards is None:
@@ -277,12 +279,12 @@ class Worker:
             contents = (
                 self._changelog(task, rows, tick, incarnation, timings, settled) if not task.chain.bad else []
             )
-            if task.chain.bad:  # what the task keeps and wrote was made with them
+            if task.chain.bad:  # the task's state and its parcel include effects of these records
                 self.forget(order.flow, order.task)
                 return TaskResult(order.flow, order.task, b"", bad=tuple(task.chain.bad))
             parcel = self._parcel(order, round, contents, timings)
             rows_sent, nbytes = sum(len(piece) for piece in rows), _list_bytes(rows)
-            del rows, contents  # large lists must not stay in memory while the task is stored
+            del rows, contents  # large lists must not stay in memory while the task's state is stored
             self._runtime.scratch.freed(RESULT_COPIES * nbytes)
             with timings("maintain"):
                 taken_ms = self._clock.monotonic_ms() - began_ms
@@ -312,11 +314,11 @@ class Worker:
         )
 
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
-        """Append committed parcels where they belong; what is already there is compared and left."""
+        """Append committed parcels; records that are already there are compared and skipped."""
         self._deliverer.deliver(deliveries)
 
     def forget(self, flow: str, task: int) -> None:
-        """Give up a warm task; its next order restores it from its token."""
+        """Drop a task from memory; its next order restores it from its token."""
         with self._guard:
             known = self._tasks.pop((flow, task), None)
             is_attached = (flow, task) in self._attached
@@ -324,7 +326,7 @@ class Worker:
         if known is not None:
             known.chain.close()
         if is_attached:
-            with suppress(InvalidError):  # it failed before storage had heard of it
+            with suppress(InvalidError):  # it failed before storage knew the task
                 self._runtime.detach(self.setup.storage_task(flow, task))
 
     def close(self) -> None:
@@ -343,7 +345,7 @@ class Worker:
     # -- inside ----------------------------------------------------------------------------------
 
     def _standing_at(self, flow: Flow, order: TaskOrder, name: str) -> _Task:
-        """The task as it was at the order's token."""
+        """Return the task at the order's token: from memory, or restored."""
         token = order.token or None
         with self._guard:
             known = self._tasks.get((order.flow, order.task))
@@ -395,7 +397,7 @@ class Worker:
         left_out: Sequence[tuple[int, int, int]],
         timings: Timings,
     ) -> Iterable[EventBatch]:
-        """The events to work on in this round, in the order they are to be worked on."""
+        """Return the events to process in this round, in order."""
         if flow.rekey_at is None:
             return events
         if task.held is None:
@@ -413,7 +415,7 @@ class Worker:
         counters: Counter[str],
         timings: Timings,
     ) -> list[Rows]:
-        """The events that arrived through the task's steps, then the round's time; what comes out."""
+        """Process the events that arrived, then advance to the round's time; return the results."""
         moment, rows = Moment(tick.now_ms), list[Rows]()
         cut = {"size": self._batch_bytes} if flow.topics else {"rows": PIECE_ROWS, "size": self._batch_bytes}
         for batch in in_batches(arrived, timings, **cut):
@@ -422,7 +424,7 @@ class Worker:
             if found is not None:
                 rows = self._with(rows, found)
         watermark = tick.watermark
-        if isinstance(events, Reading):  # also what a filter left out has moved the source's time
+        if isinstance(events, Reading):  # records that a filter left out advance the source's time, too
             watermark = max(events.stream_time, -1 if watermark is None else watermark)
         closed = task.chain.tick(Moment(tick.now_ms, watermark, tick.closing), counters, timings)
         if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE and len(rows) > 1:
@@ -436,11 +438,11 @@ class Worker:
 
     @property
     def _batch_bytes(self) -> int:
-        """How large a batch may be: it is copied a few times on its way through the steps."""
+        """The batch size limit: a batch is copied a few times on its way through the steps."""
         return min(BATCH_BYTES, self.setup.storage.largest_append_bytes // 8)
 
     def _with(self, rows: list[Rows], found: Rows) -> list[Rows]:
-        """What a round sends, and more of it; of windows whose lists are large, only what they hold last."""
+        """Add results to those of the round; of windows with large lists keep only the last value."""
         rows = [*rows, found]
         windows = [piece for piece in rows if isinstance(piece, WindowRows)]
         if (
@@ -484,12 +486,12 @@ class Worker:
 
 
 def _list_bytes(rows: Iterable[Rows]) -> int:
-    """The bytes of all lists in rows of windows."""
+    """Return the bytes of all lists in rows of windows."""
     return sum(list_bytes(piece.values.columns) for piece in rows if isinstance(piece, WindowRows))
 
 
 def _seen_by(is_own: npt.NDArray[np.bool_], events: EventBatch, changes: RowChanges) -> EventBatch:
-    """Changes as a task sees them that owns some of their keys."""
+    """Return changes as seen by a task that owns some of their keys."""
     is_there = is_own & (changes.weight > 0)
     chosen = pa.array(np.arange(len(events)), mask=~is_there)
     return replace(
@@ -503,12 +505,12 @@ def _seen_by(is_own: npt.NDArray[np.bool_], events: EventBatch, changes: RowChan
 
 
 def _by_time(rows: WindowRows) -> WindowRows:
-    """Rows in the order of their timestamps: whoever reads them again finds none late for those before it."""
+    """Sort rows by timestamp, so that no record is late for a reader because of an earlier one."""
     if len(rows) < 2 or (np.diff(rows.ts) >= 0).all():
         return rows
     return rows.take(np.argsort(rows.ts, kind="stable"))
 
 
 def _place(batch: EventBatch) -> tuple[int, int]:
-    """Where a batch that came through a shuffle belongs: after its source partition and offsets."""
+    """The sort position of a batch that came through a shuffle: by source partition and offsets."""
     return (int(batch.partition[0]), int(batch.offset[0])) if len(batch) else (-1, -1)

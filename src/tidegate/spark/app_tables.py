@@ -1,10 +1,11 @@
 """Tables of apps for Spark: one Spark task reads the windows of one task of the app, on an executor.
 
-A1  all tasks of one read show one commit: the plan carries its round.
-A2  columns are those of the table's own queries, with times as timestamps; a moment that Spark cannot hold is null.
+A1  all tasks of one read use one commit: the plan carries its round.
+A2  columns are those of the table's own queries, with times as timestamps; a time that Spark cannot represent is
+    null.
 A3  memory: the windows of a few time buckets of one task at a time.
 
-Does not know pyspark. Thread rule: pure functions over a snapshot of one's own.
+Does not import pyspark. Thread rule: pure functions over a snapshot of one's own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class AppTableRead:
     """One commit of an app's table, as Spark's processes open it."""
 
     app: str
-    flow: Flow | bytes  # what it is, or its recorded definition
+    flow: Flow | bytes  # the flow, or its recorded definition
     round: int
     tasks: tuple[int, ...]
 
@@ -44,7 +45,7 @@ class AppTableRead:
 
 
 def planned_read(backend: StorageBackend, options: TableOptions) -> AppTableRead | None:
-    """The commit that is asked for of an app's table; None where the name is that of a stored table."""
+    """Return the requested commit of an app's table; None if the name is that of a stored table."""
     found = _named(backend, options)
     if found is None:
         return None
@@ -82,7 +83,7 @@ def _chosen(records: Records, options: TableOptions, table: RecordedTable) -> Co
 
 
 def app_schema(flow: Flow, columns: Sequence[str] = ()) -> pa.Schema:
-    """The columns of an app's table in types that Spark has; those asked for, in that order."""
+    """Return the columns of an app's table in Spark's types: the requested ones, in that order."""
     known = {
         each.name: TIMESTAMP if each.name in _TIMES else sparks_type(each.type)
         for each in FlowForm(flow).stored
@@ -94,7 +95,7 @@ def app_schema(flow: Flow, columns: Sequence[str] = ()) -> pa.Schema:
 def read_task(
     options: TableOptions, read: AppTableRead, task: int, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The windows of one task, in exactly `schema`."""
+    """Yield the windows of one task, in exactly `schema`."""
     flow = read.known_flow
     with options.opened() as backend:
         commits = AppCommits(

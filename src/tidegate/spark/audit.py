@@ -1,12 +1,11 @@
 """Audits, comparisons and certificates on Spark: a `Runner` whose workers are Spark's.
 
-All items are one job with a task each: a core that is free takes the next one, and nobody starts a job for every item
-(which costs the JVM more than a small range costs its worker). A job gives its answers at its end; an accumulator
-gives each when its task is done, and of one attempt only, so that a line of progress goes on meanwhile. Workers open
-files by path: on a cluster the folder must be mounted at the same place everywhere; `kafka://` needs nothing. An error
-of ours comes back as it was raised.
+All items are one job with one task each; a job for every item would cost the JVM more than a small range costs its
+worker. A job returns its results at its end; an accumulator delivers each one when its task is done, once per task,
+for the progress line. Workers open files by path: on a cluster the folder must be mounted at the same place
+everywhere; `kafka://` needs nothing. A `TidegateError` keeps its type.
 
-Thread rule: one thread calls; the job is given to Spark by a thread of the run.
+Thread rule: one thread calls; a thread of the run submits the job to Spark.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _jobs = count(1)
 
 
 class SparkRunner:
-    """Spark's cores as workers."""
+    """A runner on Spark's cores."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context: Any = spark.sparkContext
         self.workers = int(self._context.defaultParallelism)
 
     def run(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """The results as they come."""
+        """Yield the results as they arrive."""
         if not items:
             return
         group = f"tidegate-audit-{next(_jobs)}"
@@ -54,7 +53,9 @@ class SparkRunner:
             job = pool.submit(self._finish, group, partial(_answer, work, answers), items)
             try:
                 while left:
-                    is_done = bool(wait([job], _LOOK_SECONDS).done)  # first: what is done has all its answers
+                    is_done = bool(
+                        wait([job], _LOOK_SECONDS).done
+                    )  # first: a finished job has all its results
                     while answers.value:
                         answer = answers.value.popleft()
                         if isinstance(answer, Failure):
@@ -81,13 +82,13 @@ class SparkRunner:
             raise UnavailableError(f"Spark could not finish the audit; start it again: {cause}") from error
 
     def _end(self, group: str, job: Future[None]) -> None:
-        """Nobody waits for the rest; a job that Spark has not heard of yet is cancelled at the next look."""
+        """Cancel the rest; a job that Spark has not started yet is cancelled at the next check."""
         while not wait([job], _LOOK_SECONDS).done:
             self._context.cancelJobGroup(group)
 
 
 class _Answers:
-    """How Spark adds answers up: they stand behind each other until they are taken."""
+    """Accumulates results: they are concatenated until they are taken."""
 
     def zero(self, _value: deque[Any]) -> deque[Any]:
         return deque()
@@ -98,7 +99,7 @@ class _Answers:
 
 
 def _answer(work: Callable[[Any], Any], answers: Any, item: Any) -> None:
-    """In a worker: what we raise on purpose is brought back, all else Spark tries again elsewhere."""
+    """In a worker: return a `TidegateError` as a value; Spark retries after any other error."""
     with own_garbage():
         try:
             answers.add([work(item)])

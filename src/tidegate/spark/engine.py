@@ -1,9 +1,9 @@
 """The Spark engine: a round is one Spark job that the driver starts.
 
 Spark schedules, retries and places tasks; the work itself is `round_task`, with the same `Worker` as in the local
-engine. Each slot is a Python process that keeps the state of its tasks between rounds (`compat.Slots`). In a re-keyed
-flow, a first stage reads the sources and its events cross Spark's shuffle to the slots that own the keys, or files
-beside it if all slots share a machine (`exchange`).
+engine. Each slot is a Python process that keeps the state of its tasks between rounds (`Slots`). In a re-keyed flow,
+a first stage reads the sources and shuffles the events to the slots that own the keys: through Spark's shuffle, or
+through files if all slots share a machine (`exchange`).
 
 Thread rule: `run` from one thread at a time; `cancel` and `close` from any thread.
 """
@@ -41,23 +41,24 @@ SlotFunction = Callable[[int, Iterable[Any]], Iterable[bytes]]
 
 
 class Slots:
-    """Functions on the slots of one app; `owner` tells its processes from those of other apps of the session."""
+    """Runs functions on the slots of one app; `owner` separates its processes from those of other apps of the
+    session."""
 
     def __init__(self, context: SparkContext, count: int, owner: str) -> None:
         self.count = count
         self._owner = owner
         self._context = context
-        self._nothing = context.parallelize([b""], 1)  # one row, so that there is one task; made once
+        self._nothing = context.parallelize([b""], 1)  # one row makes one task; created once
         _ = self._nothing._jrdd
 
     def on_each(self, functions: Mapping[int, SlotFunction]) -> RDD[bytes]:
-        """Each slot's function, without input."""
+        """Run each slot's function, without input."""
         return self._union([self._placed(self._nothing, slot, work) for slot, work in functions.items()])
 
     def shuffled(
         self, senders: Mapping[int, SlotFunction], receivers: Mapping[int, SlotFunction]
     ) -> RDD[bytes]:
-        """Senders yield a slot (eight bytes) and a blob in turn; receivers are given the blobs for their slot."""
+        """Shuffle: senders yield a slot (eight bytes) and a blob in turn; receivers get the blobs for their slot."""
         sent = [self._placed(self._nothing, slot, send, raw=True) for slot, send in senders.items()]
         blobs = self._exchanged(self._union(sent))
         return self._union(
@@ -65,19 +66,19 @@ class Slots:
         )
 
     def _placed(self, before: RDD[Any], slot: int, work: SlotFunction, *, raw: bool = False) -> RDD[bytes]:
-        """`work` over an RDD of one partition, in the process of this slot; `raw` leaves the bytes as they are."""
+        """Apply `work` to an RDD of one partition, in the process of this slot; `raw` passes the bytes unchanged."""
         from pyspark.core.rdd import PipelinedRDD
 
         placed: Any = PipelinedRDD(before, work)
         placed._bypass_serializer = raw
         placed.ctx = self._view(slot)
-        _ = placed._jrdd  # the function with its environment is made here, not when the job runs
+        _ = placed._jrdd  # serialises the function and its environment now, not when the job runs
         placed.ctx = self._context
         result: RDD[bytes] = placed
         return result
 
     def _view(self, slot: int) -> SparkContext:
-        """The context with one more environment variable, as a copy that shares everything else (P2)."""
+        """Return a copy of the context with one more environment variable, which shares everything else."""
         view = object.__new__(type(self._context))
         view.__dict__.update(self._context.__dict__)
         view.environment = self._context.environment | {VARIABLE: f"{self._owner}/{slot}"}
@@ -87,7 +88,7 @@ class Slots:
         return parts[0] if len(parts) == 1 else self._context.union(parts)
 
     def _exchanged(self, sent: RDD[bytes]) -> RDD[bytes]:
-        """The pairs by their slot: Spark's shuffle, as `RDD.partitionBy` asks for it."""
+        """Return the pairs by their slot, through Spark's shuffle, as `RDD.partitionBy` does it."""
         from pyspark.core.rdd import RDD
         from pyspark.serializers import NoOpSerializer
 
@@ -97,11 +98,11 @@ class Slots:
         return RDD(jvm.PythonRDD.valueOfPair(by_slot), self._context, NoOpSerializer())
 
     def _part(self, blobs: RDD[bytes], slot: int) -> RDD[bytes]:
-        """One partition of the shuffle as an RDD, so that it can be given its slot's process."""
+        """Return one partition of the shuffle as an RDD, so that a slot's process can be chosen for it."""
         from pyspark.core.rdd import RDD
 
         jvm: Any = self._context._jvm
-        this_one = jvm.PythonUtils.toSeq([slot]).toSet()  # a Scala set is a function to true or false
+        this_one = jvm.PythonUtils.toSeq([slot]).toSet()  # a Scala set is a predicate
         pruned = jvm.org.apache.spark.rdd.PartitionPruningRDD.create(blobs._jrdd.rdd(), this_one)
         return RDD(pruned.toJavaRDD(), self._context, blobs._jrdd_deserializer)
 
@@ -112,12 +113,12 @@ _LONGEST_CAUSE: Final = 2000
 
 
 class SparkEngine:
-    """Rounds of one app as jobs of a Spark session."""
+    """Executes the rounds of one app as jobs of a Spark session."""
 
     name = "spark"
 
     def __init__(self, spark: SparkSession, setup: WorkerSetup, *, slots: int | None = None) -> None:
-        """`slots` is how many tasks run at once, each in a process of its own; without it Spark's parallelism."""
+        """`slots` is how many tasks run at once, each in a process of its own; the default is Spark's parallelism."""
         from pyspark.serializers import CloudPickleSerializer
 
         if type(spark).__module__.startswith("pyspark.sql.connect"):
@@ -136,15 +137,15 @@ class SparkEngine:
         self._beside = -(-self.slots // _executors(self._context))  # processes on one machine
         self._exchange = exchange_folder(self._context) if self._rekeyed else None
         self._guard = threading.Lock()
-        self._group: str | None = None  # of the job that runs now
+        self._group: str | None = None  # of the running job
         self._closed = False
-        self.outcomes: tuple[Outcome, ...] = ()  # of the last round, for people
+        self.outcomes: tuple[Outcome, ...] = ()  # of the last round, for display
 
     def place(self, flow: str, task: int) -> int:
         return self._places[flow, task]
 
     def run(self, order: RoundOrder) -> RoundResult:
-        """Do one round's work; raises what a task raised, and `UnavailableError` when Spark gave up."""
+        """Execute one round; raise what a task raised, and `UnavailableError` if Spark gave up."""
         from tidegate.spark.round_task import Outcome
 
         if not order.tasks and not order.sources:
@@ -166,14 +167,14 @@ class SparkEngine:
         )
 
     def cancel(self) -> None:
-        """End the job that runs now, if any; its round is not committed and will be done again."""
+        """Cancel the running job, if any; its round is not committed and is repeated."""
         with self._guard:
             group = self._group
         if group is not None:
             self._context.cancelJobGroup(group)
 
     def close(self) -> None:
-        """No more rounds. Processes end by themselves when they have been idle for a minute."""
+        """Mark the engine closed. Processes end by themselves after a minute without work."""
         self._closed = True
         self.cancel()
 
@@ -214,7 +215,7 @@ class SparkEngine:
 
     @contextmanager
     def _in_group(self, order: RoundOrder) -> Iterator[None]:
-        """The job is named in Spark's pages, and can be ended from elsewhere."""
+        """Run a job in a named group, which Spark's UI shows and `cancel` can end."""
         group = f"tidegate {order.app} {order.generation}.{order.round}"
         with self._guard:
             if self._closed:
@@ -246,5 +247,5 @@ class SparkEngine:
 
 
 def _executors(context: Any) -> int:
-    """How many machines or containers do the work; a local session is its own and only one."""
+    """Return the number of machines or containers that run tasks; a local session counts as one."""
     return max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)

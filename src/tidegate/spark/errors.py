@@ -1,8 +1,8 @@
 """Errors of tasks as values, so that the driver can raise what the task raised.
 
-Spark turns a Python exception into a Java one with a traceback as its text; a program cannot act on that. What a task
-raises on purpose (`TidegateError`) is returned like a result instead: its class by name, its message and its fields.
-Classes that only one module knows come back as the nearest one of `errors`.
+Spark turns a Python exception into a Java one with a traceback as its text; a program cannot act on that. What a
+task raises on purpose (`TidegateError`) is returned like a result instead: its class by name, its message and its
+fields. A class that is defined outside of `errors` is returned as its nearest base class in `errors`.
 
 Thread rule: pure functions.
 """
@@ -25,13 +25,13 @@ _KNOWN: Final = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, TidegateError)
 }
-_PATHS: Final = frozenset({"path"})  # fields that are paths in the class and text on the way
+_PATHS: Final = frozenset({"path"})  # fields that are paths in the class and text in the message
 
 Field = int | float | str | bool | None
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An error on its way to the driver. `trace` is what a person wants to see of where it happened."""
+    """An error as a value. `trace` is the part of the traceback that is shown to users."""
 
     kind: str
     message: str
@@ -40,7 +40,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def describe(error: Exception) -> Failure:
-    """An error as a value."""
+    """Return an error as a value."""
     kind = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _KNOWN), None)
     if kind is None:
         kind = type(error).__name__
@@ -56,17 +56,17 @@ def describe(error: Exception) -> Failure:
 
 
 def rebuild(failure: Failure) -> Exception:
-    """The error again: the same class, message and fields, with the place where it happened as a note.
+    """Return the error: the same class, message and fields, with its original place as a note.
 
-    What was none of ours comes back as the built-in exception of its name; of a class nobody here knows, as an
-    `InternalError` that names it.
+    Other exceptions become the built-in exception of their name; an unknown class becomes an `InternalError` that
+    names it.
     """
     kind = _KNOWN.get(failure.kind)
     if kind is None:
         found = _built_in(failure)
         found.add_note(failure.trace)
         return found
-    error = kind.__new__(kind, failure.message)  # constructors differ; what they set is in the fields
+    error = kind.__new__(kind, failure.message)  # constructors differ; their attributes are in the fields
     Exception.__init__(error, failure.message)
     for name, value in failure.fields.items():
         setattr(error, name, Path(value) if name in _PATHS and isinstance(value, str) else value)
@@ -79,7 +79,7 @@ def _built_in(failure: Failure) -> Exception:
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             made = kind(failure.message)
-        except TypeError:  # one that wants more than a message
+        except TypeError:  # its constructor needs more than a message
             pass
         else:
             return made

@@ -1,8 +1,8 @@
-"""Events on their way from the slot that reads a source to the slot that owns the key.
+"""Shuffle events from the slot that reads a source to the slot that owns the key.
 
-What crosses Spark's shuffle are blobs: one Arrow IPC stream for each batch and task, addressed to a slot, in the
-format of PySpark's own shuffle (a number, then bytes), without pickling. Source results, frontiers and errors travel
-the same way. The first byte of a blob is its kind:
+Spark's shuffle moves blobs: one Arrow IPC stream for each batch and task, addressed to a slot, in the format of
+PySpark's own shuffle (a number, then bytes), without pickling. Source results, frontiers and errors are sent the
+same way. The first byte of a blob is its kind:
 
     E  uint16 length of the flow's name, uint32 task, the name, zeroes up to a multiple of 64, Arrow IPC stream
     P  Place as MessagePack: the file and position of a blob of kind E
@@ -11,7 +11,7 @@ the same way. The first byte of a blob is its kind:
     F  Failure as MessagePack
 
 If all slots share a machine (`local[…]`), a blob of events is written to a file once and mapped by its reader, and
-only its place crosses the shuffle: the shuffle itself would cost more than all other work with the events.
+only its place is shuffled: the shuffle itself would cost more than all other work with the events.
 
 S1  batches of one source and task arrive whole, in any order; tasks sort them by offset.
 X1  a file belongs to one attempt and is complete before Spark hears of it. A reader gets the files of the attempt
@@ -48,7 +48,7 @@ Parts = Sequence["bytes | pa.Buffer"]
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a blob lies."""
+    """The file and position of a blob."""
 
     path: str
     position: int
@@ -56,7 +56,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outbox:
-    """The blobs of one task's attempt, in a file that is made for the first of them."""
+    """The blobs of one task attempt, in a file that is created with the first of them."""
 
     def __init__(self, folder: str) -> None:
         self._path = Path(folder) / SystemRandomness().uuid().hex
@@ -64,7 +64,7 @@ class Outbox:
         self._end = 0
 
     def put(self, parts: Parts) -> Place:
-        """Write a blob, given in parts; where it lies."""
+        """Write a blob, given in parts; return its place."""
         views = [memoryview(part) for part in parts]
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         with self._files.open(self._path, write=True, create=True) as file:
@@ -74,7 +74,7 @@ class Outbox:
 
 
 def fetched(place: Place) -> pa.Buffer:
-    """A blob, mapped."""
+    """Return a blob, memory-mapped."""
     try:
         whole = Files().map(Path(place.path))
     except FileNotFoundError as error:
@@ -86,7 +86,7 @@ def fetched(place: Place) -> pa.Buffer:
 
 
 def exchange_folder(context: Any) -> Path | None:
-    """A folder for blobs that goes with the session, or None where slots may be on several machines."""
+    """Return a folder for blobs that is deleted with the session, or None if slots may be on several machines."""
     from pyspark import SparkFiles
 
     if not str(context.master).startswith("local["):
@@ -97,7 +97,7 @@ def exchange_folder(context: Any) -> Path | None:
 
 
 def clear(folder: Path) -> None:
-    """Remove all blobs; what cannot be removed goes with the session (X2)."""
+    """Remove all blobs; what cannot be removed is deleted with the session (X2)."""
     files = Files()
     with suppress(TidegateError, OSError):
         for name in files.list(folder):
@@ -106,13 +106,13 @@ def clear(folder: Path) -> None:
 
 # -- shuffle --------------------------------------------------------------------------------------
 
-GATHERED_ROWS: Final = 1 << 20  # events kept until their parts are sent as one blob for each task
+GATHERED_ROWS: Final = 1 << 20  # events collected until they are sent as one blob for each task
 _HEAD: Final = struct.Struct("<cHI")
 _EVENTS, _PLACE, _RESULT, _REACHED, _FAILURE = b"E", b"P", b"S", b"R", b"F"
 
 
 class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a source came in this round."""
+    """The position of a source after this round."""
 
     flow: str
     partition: int
@@ -122,7 +122,7 @@ class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Arrived:
-    """What came through the shuffle for one slot."""
+    """The blobs that arrived through the shuffle for one slot."""
 
     sources: list[SourceResult] = field(default_factory=list)
     failure: Failure | None = None
@@ -130,7 +130,7 @@ class Arrived:
     _events: dict[tuple[str, int], list[EventBatch]] = field(default_factory=dict)
 
     def take(self, flow: str, task: int) -> list[EventBatch]:
-        """The events of one task; they are given away."""
+        """Return the events of one task and drop them here."""
         return self._events.pop((flow, task), [])
 
     def add(self, blob: bytes) -> None:
@@ -159,7 +159,7 @@ class Arrived:
 
 
 def arrived(rows: Iterable[bytes]) -> Arrived:
-    """All rows of a slot; the empty one that a slot without a shuffle has is nothing."""
+    """Collect all rows of a slot; the empty row of a slot without a shuffle is skipped."""
     found = Arrived()
     for row in rows:
         if row:
@@ -168,7 +168,7 @@ def arrived(rows: Iterable[bytes]) -> Arrived:
 
 
 def gathered(parts: Iterable[tuple[int, EventBatch]]) -> Iterator[tuple[int, EventBatch]]:
-    """Parts of several batches put together by task: fewer and larger blobs."""
+    """Merge parts of several batches by task: fewer and larger blobs."""
     waiting: dict[int, list[EventBatch]] = {}
     rows = 0
     for task, events in parts:
@@ -181,12 +181,12 @@ def gathered(parts: Iterable[tuple[int, EventBatch]]) -> Iterator[tuple[int, Eve
 
 
 def address(slot: int) -> bytes:
-    """A slot as the key of one of Spark's pairs."""
+    """Encode a slot as the key of a pair in Spark's shuffle."""
     return struct.pack("!q", slot)
 
 
 def pack(flow: str, task: int, events: EventBatch, outbox: Outbox | None = None) -> bytes:
-    """Events as a row of the shuffle: the blob, or, put into an outbox, its place."""
+    """Encode events as a row of the shuffle: the blob, or its place in an outbox."""
     name = flow.encode()
     head = _HEAD.pack(_EVENTS, len(name), task) + name
     parts: Parts = (head, bytes(-len(head) % ALIGNMENT), pack_events(events))

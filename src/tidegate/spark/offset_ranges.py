@@ -1,25 +1,21 @@
-"""Which offsets a Spark read or micro-batch covers: pure arithmetic over topics, partitions and offsets.
+"""The offsets that a Spark read or micro-batch covers, from options, limits and the log's extents.
 
-A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7, "id": …}}`,
-Spark's Kafka notation, with topics sorted by name and partitions by number: Spark compares positions as text,
+A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7, "id":
+…}}`, Spark's Kafka notation, with topics sorted by name and partitions by number: Spark compares positions as text,
 so equal positions must have one spelling (P1).
 
-Admission: a limit is shared among partitions in proportion to what each has left, by largest remainder, so
-that the shares add up to the limit exactly, and at least one offset is admitted while any is left (P2).
+Admission: a limit is shared among partitions in proportion to what each has left, by largest remainder, so that the
+shares add up to the limit exactly, and at least one offset is admitted while any is left (P2).
 
-Nothing here reads a log or imports pyspark.
+Extents are the first and end offsets of a topic's partitions, in a log folder or a Kafka cluster. They are only
+read: every call opens what it needs and closes it again, so nothing stays open between micro-batches.
 
-How far the partitions of some topics reach, in a log folder or in a Kafka cluster.
+`Planner` turns options and limits into positions. It runs in Spark's planning processes, only reads, and holds only
+options, so it can be pickled. A *loss* is a record that a query was going to read and that is gone: retention
+removed it, or the topic was truncated or created anew. It stops the query with a message that says how to resume;
+with `failOnDataLoss=false` it is a warning.
 
-Only looks. Every call opens what it needs and lets it go again, so nothing is held between micro-batches.
-
-What a Spark read will cover: options and limits turned into positions, by looking at the log.
-
-Runs in Spark's planning processes; only reads. Holds nothing but options, so it can be pickled.
-
-A *loss* is a record that a query was going to read and that is gone: retention removed it, or the topic was
-cut or made anew. It stops the query and the message says how to go on; or, with `failOnDataLoss=false`, it is
-a warning.
+This module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ Position: TypeAlias = "dict[Place, int]"
 LATEST = -1
 EARLIEST = -2
 WORDS = {"latest": LATEST, "earliest": EARLIEST}
-ID = "id"  # beside the partitions of a topic in a spelled position
+ID = "id"  # key of the topic id, next to the partitions of a position
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class OffsetRange:
 def to_json_object(
     position: Mapping[Place, int], topic_ids: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The one spelling of a position (P1), with the id of each topic that the offsets count in."""
+    """Return a position as JSON in its one spelling (P1), with the id of each topic that the offsets belong to."""
     spelled: dict[str, dict[str, Any]] = {}
     for (topic, partition), offset in sorted(position.items()):
         spelled.setdefault(topic, {})[str(partition)] = offset
@@ -80,12 +76,12 @@ def to_json_object(
 
 
 def ids_of(spelled: Mapping[str, Any]) -> dict[str, str]:
-    """The topic ids of a spelled position; one that an older release wrote has none."""
+    """Return the topic ids of a position in JSON; one written by an older release has none."""
     return {topic: str(found[ID]) for topic, found in spelled.items() if ID in found}
 
 
 def from_json_object(spelled: Mapping[str, Any]) -> Position:
-    """The inverse, for positions that Spark hands back from its checkpoint."""
+    """Return the position in JSON from Spark's checkpoint."""
     try:
         return {
             (topic, int(partition)): int(offset)
@@ -101,7 +97,7 @@ def from_json_object(spelled: Mapping[str, Any]) -> Position:
 
 
 def parse_bound(text: str, places: list[Place], *, option: str) -> Position:
-    """`earliest`, `latest` or JSON, as one number per partition; −2 and −1 stand for the two words."""
+    """Parse `earliest`, `latest` or JSON into one number per partition; −2 and −1 stand for the two words."""
     word = WORDS.get(text.strip().lower())
     if word is not None:
         return dict.fromkeys(places, word)
@@ -133,7 +129,7 @@ def _given_offsets(spelled: dict[str, Any], option: str, text: str) -> Position:
             raise InvalidError(_bound_help(option, text))
         for partition, offset in partitions.items():
             if partition == ID:
-                continue  # a position as Spark's progress shows it
+                continue  # a position as in Spark's progress output
             number = WORDS.get(offset, offset) if isinstance(offset, str) else offset
             if not str(partition).isdecimal() or isinstance(number, bool) or not isinstance(number, int):
                 raise InvalidError(_bound_help(option, text))
@@ -157,7 +153,7 @@ def _list(places: list[Place]) -> str:
 
 
 def share(limit: int, backlog: Mapping[Place, int]) -> Position:
-    """How many of `limit` units each partition gets of its backlog (P2)."""
+    """Return how many of `limit` units each partition gets for its backlog (P2)."""
     total = sum(backlog.values())
     if total <= limit:
         return dict(backlog)
@@ -171,7 +167,7 @@ def share(limit: int, backlog: Mapping[Place, int]) -> Position:
 
 
 def split(start: Mapping[Place, int], end: Mapping[Place, int], min_partitions: int = 0) -> list[OffsetRange]:
-    """The ranges between two positions, cut into about `min_partitions` pieces of similar length."""
+    """Return the ranges between two positions, cut into about `min_partitions` pieces of similar length."""
     whole = [
         OffsetRange(topic, partition, start[topic, partition], last)
         for (topic, partition), last in sorted(end.items())
@@ -196,7 +192,7 @@ def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
 
 
 class Extent(NamedTuple):
-    """One partition: its first offset, where readers of this isolation end, and where it ends itself."""
+    """One partition: its first offset, its end for readers of this isolation level, and its log end offset."""
 
     first: int
     readable: int
@@ -204,18 +200,18 @@ class Extent(NamedTuple):
 
 
 class Extents(Protocol):
-    """What planning asks of a log."""
+    """The extents of a log, as planning needs them."""
 
     def places(self) -> list[Place]:
-        """Every partition of the topics, in order."""
+        """Return every partition of the topics, in order."""
         ...
 
     def all(self) -> dict[Place, Extent]:
-        """How far each of them reaches now."""
+        """Return the current extent of each partition."""
         ...
 
     def at_time(self, moment_ms: int) -> Position:
-        """The first offset of each at or after a moment; where it ends when there is none."""
+        """Return the first offset of each partition at or after a time; its end if there is none."""
         ...
 
 
@@ -225,7 +221,7 @@ def extents_of(options: SourceOptions) -> Extents:
 
 @contextmanager
 def opened(options: SourceOptions) -> Iterator[Log | KafkaLog]:
-    """The log, for reading."""
+    """Open the log for reading."""
     if not options.is_kafka and not Path(options.log).is_dir():
         raise UnavailableError(f"{options.log} does not exist; option log names the log's folder")
     with open_log(options.log, client=options.client, read_only=True) as log:
@@ -233,7 +229,7 @@ def opened(options: SourceOptions) -> Iterator[Log | KafkaLog]:
 
 
 class FolderExtents:
-    """A log folder on this machine's disk."""
+    """The extents of a log folder on this machine's disk."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -255,7 +251,7 @@ class FolderExtents:
 
     @contextmanager
     def view(self, place: Place) -> Iterator[tuple[PartitionView, Bounds]]:
-        """One partition's files."""
+        """Open one partition's files."""
         with Log(self._options.log, read_only=True) as log:
             view = log.view(*place)
             yield view, view.bounds()
@@ -275,7 +271,7 @@ class FolderExtents:
 
 
 class KafkaExtents:
-    """A Kafka cluster; each question is one request a topic."""
+    """The extents of a Kafka cluster; each call is one request per topic."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -309,7 +305,7 @@ _WALK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Answers the questions Spark asks before it reads."""
+    """Computes the positions that Spark asks for before it reads."""
 
     options: SourceOptions
 
@@ -318,31 +314,31 @@ class Planner:
         return extents_of(self.options)
 
     def places(self) -> list[Place]:
-        """Every partition of the asked-for topics, in order."""
+        """Every partition of the requested topics, in order."""
         return self.extents.places()
 
     def starting(self) -> Position:
-        """Where a new query begins."""
+        """Return the position where a new query begins."""
         options = self.options
         return self._bound("startingOffsets", options.starting_offsets, options.starting_timestamp, EARLIEST)
 
     def ending(self) -> Position:
-        """Where a batch query ends."""
+        """Return the position where a batch query ends."""
         options = self.options
         return self._bound("endingOffsets", options.ending_offsets, options.ending_timestamp, LATEST)
 
     def latest(self) -> Position:
-        """The end of every partition, as far as readers may see."""
+        """Return the end of every partition for readers of this isolation level."""
         return {place: extent.readable for place, extent in self.extents.all().items()}
 
     def topic_ids(self) -> dict[str, str]:
-        """The ids of the topics as they are now, where they are known."""
+        """Return the current ids of the topics, where they are known."""
         with opened(self.options) as log:
             found = log.topic_states(self.options.topics)
         return {topic: state.topic_id for topic, state in found.items() if state.topic_id}
 
     def of_these_topics(self, start: Position, known: Mapping[str, str], now: Mapping[str, str]) -> Position:
-        """`start` without the offsets of topics that were deleted and created again: those begin at their start.
+        """Return `start` without the offsets of topics that were deleted and created again: those begin at their start.
 
         That is a loss like any other: it stops the query, or warns.
         """
@@ -354,7 +350,7 @@ class Planner:
         return {place: offset for place, offset in start.items() if place[0] not in again}
 
     def check_loss(self, start: Mapping[Place, int], end: Mapping[Place, int]) -> Position:
-        """`start` as it can still be read; stops (or warns) where records between the two are gone."""
+        """Return `start` moved to offsets that can still be read; stop (or warn) if records in between are gone."""
         present = self.extents.all()
         usable: Position = {}
         for place in sorted(end.keys() | start.keys()):
@@ -371,7 +367,7 @@ class Planner:
         return usable
 
     def report_loss(self, place: Place, wanted: int, goes_on: int, reason: str) -> None:
-        """Stop with the way to resume, or warn where the user chose to go on."""
+        """Stop with the way to resume, or warn if the user chose to continue."""
         topic, partition = place
         gone = f"{wanted} to {goes_on - 1}" if goes_on > wanted else f"from {wanted} on"
         what = f"{topic}-{partition}: offsets {gone} are gone before this query read them: {reason}"
@@ -388,12 +384,12 @@ class Planner:
         )
 
     def admit_rows(self, start: Mapping[Place, int], end: Position, limit: int) -> Position:
-        """`end`, brought nearer so that at most `limit` offsets lie between."""
+        """Return `end`, reduced so that at most `limit` offsets are in between."""
         backlog = {place: max(0, last - start[place]) for place, last in end.items()}
         return {place: start[place] + count for place, count in share(limit, backlog).items()}
 
     def admit_bytes(self, start: Mapping[Place, int], end: Position, limit: int) -> Position:
-        """`end`, brought nearer so that `limit` stored bytes lie between: whole batches, at least one."""
+        """Return `end`, reduced so that `limit` stored bytes are in between: whole batches, at least one."""
         folder = _folder(self.extents)
         backlog = {
             place: _bytes_from(folder, place, start[place]) for place in end if end[place] > start[place]
@@ -436,9 +432,9 @@ def _bytes_from(folder: FolderExtents, place: Place, offset: int) -> int:
 
 
 def _end_within(view: PartitionView, bounds: Bounds, start: int, end: int, budget: int) -> int:
-    """The offset after the last batch that fits into `budget` bytes from `start` on; one always fits.
+    """Return the offset after the last batch that fits into `budget` bytes from `start` on; one always fits.
 
-    Walks the headers instead of asking an index: of the active log segment a reader may not believe it.
+    It reads batch headers instead of an index: a reader must not trust the index of the active log segment.
     """
     offset, used = start, 0
     while offset < end:

@@ -1,12 +1,12 @@
-"""Options of a Spark data source as they come, text by text, and as what they mean.
+"""Parse and check the options of the Spark data sources.
 
 Names are compared without regard to case, as Spark does. An unknown option is an error: a misspelt limit that is
-silently ignored costs more than a message. Names that begin with one of a source's prefixes (`kafka.`) are handed
-on as they are.
+silently ignored costs more than a message. Names that begin with one of a source's prefixes (`kafka.`) are passed on
+unchanged.
 
-Pure; knows neither Spark nor a log.
+Pure functions; neither Spark nor a log is used.
 
-The options of writing with `format("tidegate")`, read and checked before anything is opened.
+Options of writing with `format("tidegate")`:
 
 | option | means | default |
 |---|---|---|
@@ -19,7 +19,7 @@ The options of writing with `format("tidegate")`, read and checked before anythi
 | `lockTimeout` | how long to wait for another writer of the topic | `30s` |
 | `kafka.…` | settings of the Kafka client, as `kafka.security.protocol` | |
 
-The options of reading with `format("tidegate")`, read and checked before anything is opened.
+Options of reading with `format("tidegate")`:
 
 | option | means | default |
 |---|---|---|
@@ -39,7 +39,7 @@ The options of reading with `format("tidegate")`, read and checked before anythi
 | `verdictState` | a shared folder where streams keep validation's state | from the log's start each time |
 | `kafka.…` | settings of the Kafka client, as `kafka.security.protocol` | |
 
-The options of `format("tidegate.table")`, read and checked before anything is opened.
+Options of `format("tidegate.table")`:
 
 | option | means | default |
 |---|---|---|
@@ -110,7 +110,7 @@ class GivenOptions:
             self._given[key] = value
 
     def text(self, name: str) -> str | None:
-        """The option as it is; None when it was not given."""
+        """Return the option's text; None if it was not given."""
         return self._given.get(name.lower())
 
     def required(self, name: str, example: str) -> str:
@@ -120,13 +120,13 @@ class GivenOptions:
         return found
 
     def below(self, prefix: str) -> dict[str, str]:
-        """The options of a prefix, without it."""
+        """Return the options of a prefix, without it."""
         return {
             key.removeprefix(prefix): value for key, value in self._prefixed.items() if key.startswith(prefix)
         }
 
     def moment(self, name: str) -> int | None:
-        """A moment as epoch milliseconds, written as such or as ISO 8601."""
+        """Return a time as epoch milliseconds, given as such or as ISO 8601."""
         text = self.text(name)
         if text is None:
             return None
@@ -150,7 +150,7 @@ class GivenOptions:
         return size
 
     def duration(self, name: str, default: str) -> int:
-        """Milliseconds."""
+        """Return a duration in milliseconds."""
         return duration_ms(self.text(name) or default)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -162,14 +162,14 @@ class GivenOptions:
         return text.strip().lower() == "true"
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
-        """One of the words; the first of them when none was given."""
+        """Return one of the words; by default the first."""
         text = (self.text(name) or allowed[0]).strip().lower()
         if text not in allowed:
             raise InvalidError(f"{name}={text!r} is none of {', '.join(allowed)}")
         return text
 
     def words(self, name: str) -> tuple[str, ...]:
-        """Several, with commas between; each once."""
+        """Return several words, separated by commas; each once."""
         text = self.text(name) or ""
         return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
@@ -178,7 +178,7 @@ class GivenOptions:
 
 SINK_NAMES = (
     *("log", "path", "topic", "outbox", "writeId", "compression", "checksum", "lockTimeout"),
-    *("checkpointLocation", "queryName"),  # Spark's own, which reach the sink as well
+    *("checkpointLocation", "queryName"),  # Spark's own, which are passed to the sink as well
 )
 KAFKA = "kafka."
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
@@ -187,7 +187,7 @@ _CHECKSUMS = ("adhash2", "adhash", "none")
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the user asked for."""
+    """The options of the sink."""
 
     log: str
     topic: str
@@ -225,20 +225,20 @@ class SinkOptions:
         )
 
     def open(self, files: Files | None = None) -> Log | KafkaLog:
-        """The log, for writing."""
+        """Open the log for writing."""
         return open_log(self.log, client=self.client, files=files)
 
     def partition_count(self) -> int:
-        """How many partitions the topic has now; `InvalidError` when there is no such topic."""
+        """Return the topic's number of partitions; `InvalidError` if it does not exist."""
         with open_log(self.log, client=self.client, read_only=True) as log:
             if isinstance(log, Log):
                 return log.describe(self.topic).partitions
-            with log.reader(self.topic) as reader:  # names unknown topics with a hint
+            with log.reader(self.topic) as reader:  # its error for unknown topics has a hint
                 return len(reader.partitions)
 
 
 def log_address(text: str) -> str:
-    """A Kafka cluster's address as it is, a folder's as an absolute path."""
+    """Return a Kafka cluster's address unchanged, a folder's as an absolute path."""
     return text if is_kafka(text) else str(folder_path(text).absolute())
 
 
@@ -256,7 +256,7 @@ ISOLATIONS = ("read_uncommitted", "read_committed")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the user asked for. None means not asked for."""
+    """The options of the topic source; None if not given."""
 
     log: str
     topics: tuple[str, ...]
@@ -276,7 +276,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Every option of a `DataSource`, checked one by one and against each other."""
+        """Parse every option of a `DataSource`, and check each one and their combination."""
         given = GivenOptions(options, _NAMES, source="tidegate source", aliases=_ALIASES, prefixes=(KAFKA,))
         log = log_address(given.required("log", "the folder of the log, as in .option('log', './data/log')"))
         topics = given.words("topic")
@@ -327,7 +327,7 @@ class SourceOptions:
         return is_kafka(self.log)
 
     def check_streaming(self) -> None:
-        """A stream has no end, and a batch no triggers."""
+        """Refuse an end for a stream, and triggers for a batch."""
         if self.ending_offsets is not None or self.ending_timestamp is not None:
             raise InvalidError("a stream does not end: endingOffsets and endingTimestamp are for spark.read")
 
@@ -344,7 +344,7 @@ BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What the user asked for. None means not asked for."""
+    """The options of the table source; None if not given."""
 
     state: str
     table: str | None = None
@@ -391,7 +391,7 @@ class TableOptions:
 
     @contextmanager
     def opened(self) -> Iterator[StorageBackend]:
-        """The backend, for a while; it must be there: reading makes nothing."""
+        """The backend, opened until the block ends; it must exist: reading creates nothing."""
         from tidegate.storage import open_backend
 
         cache = None if self.cache is None else Path(self.cache)
@@ -404,7 +404,7 @@ class TableOptions:
             backend.close()
 
     def serde(self, option: str, stored: str) -> Serde[Any]:
-        """The serde asked for, else the stored one where its name says all, else bytes."""
+        """Return the requested serde, else the stored one if its name is enough, else bytes."""
         from tidegate.tables.serdes.base import Bytes
         from tidegate.tables.serdes.json import require_serde, serde_from
 

@@ -1,25 +1,21 @@
-"""How a push goes: which step, how much of it is done, when it will probably be ready.
-
-While tasks send, Spark says how many of them are done; while they ingest, the commits in the state folder do, because
-tasks are other processes. The estimate of what is left is the time so far, stretched to the share that is not done.
-
-Also owns the name under which the push's Spark jobs run, so that an interrupted push ends them.
-
-Thread rule: `step` from the push's thread; a thread of its own looks and tells.
-
-What is to be pushed, from words of a command line: a path of a format that Spark reads, or a query.
-
-Imports pyspark only when called. Thread rule: pure functions.
-
-`push(frame, table=…)`: a DataFrame becomes the next version of a table, proven complete, then shown.
-
-Two Spark jobs: the first brings rows into the partition of their key, sorts, numbers and appends them to the version's
-topic, one task for each partition; the second reads every partition back, validates it and builds the version, one
-task for each partition. Between them, and after, it is the driver who writes (`tables.versions.pushing`).
+"""`push(frame, table=…)`: a DataFrame becomes the next version of a table, proven complete, then made current.
 
     report = push(spark.read.parquet("users"), table="users", key="id", log="./data/log", state="./data/state")
 
-Thread rule: one thread for a push; several pushes may run at once, also of one table.
+A push has two Spark jobs. The first moves rows into the partition of their key, sorts, numbers and appends them to
+the version's topic, one task for each partition; the second reads every partition back, validates it and builds the
+version, one task for each partition. Between and after them the driver writes (`tables.versions.push`).
+
+Progress: while tasks send, Spark reports how many of them are done; while they ingest, the commits in the state
+folder do, because tasks are other processes. The estimate of the remaining time extrapolates the share that is done.
+The push's Spark jobs run under a name, so that an interrupted push can cancel them.
+
+Source: rows come from a DataFrame, or, on the command line, from a path in a format that Spark reads, or a query.
+
+pyspark is imported only when called.
+
+Thread rule: one thread for a push, which calls `step`; another thread reports progress. Several pushes may run at
+once, also of one table.
 """
 
 from __future__ import annotations
@@ -56,7 +52,7 @@ EVERY_MS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class PushProgress:
-    """One look. `done` of `total` are tasks; `left_ms` is None while nothing can be said."""
+    """A snapshot of a push's progress. `done` of `total` are tasks; `left_ms` is None while it is unknown."""
 
     table: str
     version: int
@@ -83,7 +79,7 @@ class PushProgress:
 
 
 class Watcher:
-    """Looks at a push while it runs, and tells."""
+    """Observes a push while it runs, and reports its progress."""
 
     def __init__(
         self,
@@ -120,7 +116,7 @@ class Watcher:
             self._context.setLocalProperty(name, None)
 
     def step(self, name: str, version: TableVersion, *, total: int = 0) -> None:
-        """The next step begins."""
+        """Begin the next step."""
         with self._lock:
             self._step, self._version, self._records = name, version.number, total
             self._began_ms = self._clock.monotonic_ms()
@@ -144,7 +140,7 @@ class Watcher:
         self._told(seen)
 
     def _tasks(self) -> tuple[int, int]:
-        """Tasks done and to be done in this step's jobs, stages that Spark has not begun included."""
+        """Return the tasks done and the total of this step's jobs, including stages that Spark has not begun."""
         tracker = self._context.statusTracker()
         done = total = 0
         for job in set(tracker.getJobIdsForGroup(self._group)) - self._jobs_before:
@@ -167,7 +163,7 @@ _CSV: Final = {"header": "true", "inferSchema": "true"}
 
 
 def format_of(path: str) -> str:
-    """The format that a path's ending names; a folder without one is Parquet, as Spark has it."""
+    """Return the format of a path by its extension; a folder without one is Parquet, as in Spark."""
     endings = [ending for ending in PurePosixPath(path).suffixes if ending not in _COMPRESSED]
     if not endings:
         return "parquet"
@@ -187,7 +183,7 @@ def source_frame(
     options: Mapping[str, str] | None = None,
     sql: str | None = None,
 ) -> DataFrame:
-    """The rows of a path, or of a query; with both, the path is the view `source` of the query."""
+    """Return the rows of a path, or of a query; with both, the path is the view `source` of the query."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
@@ -206,7 +202,7 @@ def source_frame(
 def _read(spark: SparkSession, path: str, format: str | None, options: Mapping[str, str]) -> DataFrame:
     chosen = format or format_of(path)
     settings = {**(_CSV if chosen == "csv" else {}), **options}
-    # Spark's Java process need not stand in the same folder as this one.
+    # Spark's Java process may have another working directory.
     place = path if "://" in path else str(Path(path).expanduser().absolute())
     return spark.read.format(chosen).options(**settings).load(place)
 
@@ -240,12 +236,12 @@ def push(
     watch: Watch | None = None,
     clock: Clock | None = None,
 ) -> PushReport:
-    """Push all rows as the next version of `table` and show it when every partition was proven complete.
+    """Push all rows as the next version of `table` and make it current once every partition was proven complete.
 
-    Raises `PushFailedError` with the report where records were lost, changed or late; the version before is shown on.
-    `partitions` are those of the version before, or 4. `without_key` is what becomes of rows without a key: "refuse"
-    the push, or "skip" and count them. `swap=False` leaves the version ready, to be compared and swapped in later;
-    `retain` is how many ready versions are kept.
+    Raises `PushFailedError` with the report where records were lost, changed or late; the previous version stays
+    current. `partitions` defaults to that of the previous version, or 4. `without_key` decides about rows without a
+    key: "refuse" the push, or "skip" and count them. `swap=False` leaves the version ready, to be compared and
+    swapped in later; `retain` is how many ready versions are kept.
     """
     if type(frame).__module__.startswith(_CONNECT):
         raise InvalidError(
@@ -319,9 +315,10 @@ def ingest_on_spark(
     client: Mapping[str, str] | None = None,
     patience_ms: int = DEFAULT_PATIENCE_MS,
 ) -> list[Ingested]:
-    """Ingest all partitions of a version side by side, a task each; what fails is that partition's fault.
+    """Ingest all partitions of a version in parallel, one task each; an error fails only its partition.
 
-    An attempt waits for another one at its partition, at most `patience_ms`, and then goes on from what that one left.
+    An attempt waits for another one at its partition, at most `patience_ms`, and then continues from its last
+    commit.
     """
     described = msgspec.msgpack.encode(version)
     work = partial(_ingest_in_task, log, state, dict(client or {}), described, patience_ms, state_key_id())
@@ -362,8 +359,10 @@ def _ingest_in_task(
                 done = waiting(SystemClock(), patience_ms, work)
                 line: Any = (done.result, done.fault, None)
             except FencedError:
-                raise  # another attempt took the partition over: its answer counts, and this is none
-            except TidegateError as error:  # the machine's: only this partition's, and told with its type
+                raise  # another attempt took the partition over: its result counts, this one does not
+            except (
+                TidegateError
+            ) as error:  # an error of the machine: fails only this partition, and keeps its type
                 fault = Fault(partition, type(error).__name__, str(error))
                 line = (PartitionResult(partition), fault, describe(error))
             yield msgspec.msgpack.encode(line)
@@ -371,7 +370,7 @@ def _ingest_in_task(
 
 
 def _sent(rows: DataFrame, order: SendOrder) -> list[Answer]:
-    """Run the first job; the answers of the attempts that count."""
+    """Run the first job; return the results of the attempts that count."""
     lines = _collected(rows.mapInArrow(partial(send_in_task, order), ANSWER_DDL).collect)
     return sorted((answer_of(line) for line in lines), key=lambda answer: answer.partition)
 
@@ -386,7 +385,7 @@ def _refuse_without_key(answers: Sequence[Answer], without_key: str) -> None:
 
 
 def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
-    """A job's answer; Spark's own words where a task failed for good."""
+    """Return a job's result; raise Spark's own message if a task failed for good."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -397,8 +396,8 @@ def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
 
 
 def push_error(said: str) -> TidegateError:
-    """What a task raised, by the last line of a Python traceback in what Spark says; `UnavailableError` where it was
-    none of our errors. What was wrong with a row is wrong at the next try, too."""
+    """Return the error that a task raised, from the last line of a Python traceback in Spark's message;
+    `UnavailableError` for other errors. An error caused by a row is permanent: a retry would fail again."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("tidegate.errors.")]
     kind, _, message = (named[-1] if named else "").removeprefix("tidegate.errors.").partition(": ")

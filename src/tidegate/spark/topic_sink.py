@@ -1,55 +1,51 @@
-"""Which columns a DataFrame needs to become records of a topic. Light to import: planning checks them, too.
+"""`df.write` and `df.writeStream` of `format("tidegate")`: append rows to a topic, with numbering and checksums, once.
 
-Rows of a DataFrame as records of a topic: columns checked and typed, and each row's partition chosen.
+Each task writes its rows into a file in an outbox; when all are done, the driver appends the files of the attempts
+that counted, in order. Columns are those of a record; options are described in `options`.
 
-All that the topic would refuse is refused here, in the task that has the row, before a batch is decided: a batch
-that could never be appended would stop its query for good.
+Rows: columns are checked and typed, and each row's partition is chosen. Everything that the topic would refuse is
+refused here, in the task that has the row, before a batch is planned: a batch that could never be appended would
+stop its query for good.
 
-Pure; does not know pyspark.
-
-Where rows on their way into a topic wait until their batch is complete.
+Outbox: the files of a batch until it is complete.
 
     <outbox>/<topic>/<sender>/          sender: a streaming query's id, or a batch write's
         <batch>-<task>-<unique>.arrow   one attempt's rows: an Arrow stream, synced before the task reports it
         plan-<batch>                    which files make the batch and how they are numbered; made once
-        progress                        the last batch that is in the topic, and where the numbering stands
+        progress                        the last batch that is in the topic, and the numbering after it
         lock                            held while a batch is appended
 
 Plan and progress are one line of JSON and one line `crc32c:<8 hex digits>` over it.
 
 B1  an attempt writes a file of its own and nothing else; files that no plan names are garbage.
-B2  a plan is made once (create if absent): a repeat of its batch appends the plan's files, whatever it brings itself.
+B2  a plan is made once (create if absent): a repeat of its batch appends the plan's files, not its own.
 B3  files are deleted only after the progress that covers their batch is on the disk.
 
-Does not know what a topic is. Thread rule: one holder of the lock at a time.
-
-One batch of rows into a topic, numbered and check-summed, once: the driver's side of the Spark sink.
+Appending: the driver adds one batch to the topic, once.
 
     plan (durable)  →  append what is not there yet  →  acknowledge  →  progress (durable)  →  delete files
 
-A1  the bytes that go into the topic are a function of the plan: files, order, positions and time are in it.
+A1  the bytes in the topic are a function of the plan: it has the files, order, positions and time.
 A2  a batch at or below the recorded progress is in the topic: it is skipped.
-A3  a batch with a plan and no progress was begun: what of it is in the topic is found by the sender's own numbers
+A3  a batch with a plan and no progress was begun: its records in the topic are found by the sender's own numbers
     behind the recorded ends, and only the rest is appended. On a Kafka cluster a request of the dead process may
-    still arrive after the look; what comes twice then has the same numbers, and validators call it a duplicate.
+    still arrive after that check; repeated records then have the same numbers, and validators report them as
+    duplicates.
 A4  nothing is acknowledged before the whole batch is appended; readers get a batch partition by partition.
-A5  a topic that was deleted and made anew gets a new sender, because the head of the old one's chain is not in it;
-    so does another kind of checksum, which no open chain could go on with.
+A5  a topic that was deleted and created anew gets a new sender, because the head of the old one's chain is not in it;
+    so does another kind of checksum, with which no open chain could continue.
 
-A sender is one streaming query, or one batch write. Its GUID is made from a random incarnation, kept in its progress:
-an outbox that was deleted begins as a new sender, and never repeats numbers for other rows.
+A sender is one streaming query, or one batch write. Its GUID is made from a random incarnation, kept in its
+progress: an outbox that was deleted begins as a new sender, and never repeats numbers for other rows.
 
-`df.write` and `df.writeStream` of `format("tidegate")`: rows appended to a topic, numbered and check-summed, once.
+Requirements of Spark's data source API:
 
-Tasks write their rows into files of their own (`outbox.py`); when all are done, the driver appends the files of the
-attempts that counted, in order (`appending.py`). Columns are those of a record (`rows.py`), options are in
-`options.py`.
-
-What the data source API asks for:
 W1  a failed or speculative attempt runs `write` again, and only the winner's message reaches `commit`.
 W2  `commit` runs in a process of its own that knows the batch and not the query, so messages carry the query's id.
 W3  a `commit` that raises is followed by `abort` with all messages, and the batch comes again: abort deletes nothing.
 W4  planning, tasks and commits are processes of their own, so each imports no more than it needs.
+
+Thread rule: one holder of a sender's lock at a time.
 """
 
 from __future__ import annotations
@@ -104,7 +100,7 @@ _TAKEN = {
 
 
 def check_names(names: Sequence[str]) -> None:
-    """The columns of a DataFrame are those of a record."""
+    """Check that the columns of a DataFrame are those of a record."""
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         hint = f"; leave them out: .drop({', '.join(map(repr, unknown))})"
@@ -130,7 +126,8 @@ _OVERHEAD_BYTES: Final = 256
 
 
 class RowShaper:
-    """Turns the batches of one task into rows of `ROWS_SCHEMA`; keyless rows go round from the task's own number on."""
+    """Turns the batches of one task into rows of `ROWS_SCHEMA`; rows without a key are distributed round-robin,
+    beginning at the task's own number."""
 
     def __init__(self, topic: str, partitions: int, *, task: int, largest_bytes: int | None) -> None:
         self._topic = topic
@@ -175,7 +172,7 @@ class RowShaper:
 
 
 def _largest_headers(headers: pa.Array) -> int:
-    """An upper bound for the headers of any one row: the longest entry, as often as the longest list has any."""
+    """An upper bound for the headers of one row: the longest entry times the length of the longest list."""
     entries = headers.flatten()
     if len(entries) == 0:
         return 0
@@ -195,7 +192,7 @@ Record = TypeVar("Record", "Plan", "Progress")
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """What one task attempt wrote; `name` is empty when it had no rows."""
+    """The file of one task attempt; `name` is empty if it had no rows."""
 
     task: int
     name: str
@@ -206,7 +203,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One batch, decided: these files, in this order, from these positions on."""
+    """A planned batch: its files, in this order, from these positions on."""
 
     batch: int
     now_ms: int
@@ -222,7 +219,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a sender has come."""
+    """The position of a sender."""
 
     batch: int
     incarnation: str
@@ -251,7 +248,7 @@ class Outbox:
         rows: Iterator[pa.RecordBatch],
         partitions: Callable[[], set[int]],
     ) -> Attempt:
-        """Store one attempt's rows durably; `partitions` is asked at the end where they go."""
+        """Store one attempt's rows durably; `partitions` is called at the end to choose their partitions."""
         first = next(rows, None)
         if first is None:
             return Attempt(task, "", 0, 0, 0, ())
@@ -275,7 +272,7 @@ class Outbox:
 
     @contextmanager
     def locked(self, clock: Clock, timeout_ms: int) -> Iterator[None]:
-        """Be the only one who appends for this sender."""
+        """Hold the lock of this sender, under which batches are appended."""
         self.files.mkdir(self.folder)
         lock = waiting(clock, timeout_ms, lambda: self.files.lock(self.folder / "lock"))
         try:
@@ -284,7 +281,7 @@ class Outbox:
             lock.release()
 
     def read(self, attempt: Attempt) -> Iterator[pa.RecordBatch]:
-        """The rows of one attempt, after all of its bytes were checked."""
+        """Yield the rows of one attempt, after all of its bytes were checked."""
         path = self.folder / attempt.name
         try:
             content = self.files.map(path)
@@ -310,25 +307,25 @@ class Outbox:
         return self._load("progress", Progress)
 
     def decide(self, plan: Plan) -> None:
-        """Make the plan that counts (B2)."""
+        """Store a plan and return the plan that counts (B2)."""
         self.files.publish_new(self.folder / f"plan-{plan.batch}", _sealed(plan))
 
     def replace(self, plan: Plan) -> None:
-        """Another plan for a batch of which nothing can be in the topic."""
+        """Store another plan for a batch that cannot have records in the topic."""
         self.files.publish(self.folder / f"plan-{plan.batch}", _sealed(plan))
 
     def advance(self, progress: Progress) -> None:
         self.files.publish(self.folder / "progress", _sealed(progress))
 
     def clear(self, batch: int) -> None:
-        """Delete what batches up to this one left behind, other attempts' files included (B3)."""
+        """Delete the files of batches up to this one, including those of other attempts (B3)."""
         for name in self.files.list(self.folder):
             number = name.removeprefix("plan-").split("-")[0]
             if number.isdecimal() and int(number) <= batch:
                 self.files.unlink(self.folder / name, missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the folder of a sender that will never come again."""
+        """Delete the folder of a sender that is finished."""
         for name in self.files.list(self.folder):
             self.files.unlink(self.folder / name, missing_ok=True)
         self.files.rmdir(self.folder)
@@ -412,7 +409,7 @@ def append_batch(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> int:
-    """Bring a batch into the topic, unless it is there; how many rows it has. `last` ends the sender's chains."""
+    """Append a batch to the topic, unless it is there; return its number of rows. `last` ends the sender's chains."""
     clock = clock or SystemClock()
     if not any(attempt.rows for attempt in attempts):
         return 0
@@ -442,7 +439,7 @@ def _decided(
     clock: Clock,
     randomness: Randomness | None,
 ) -> tuple[Plan, bool]:
-    """The plan that counts for the batch, and whether it was begun before."""
+    """Return the plan of the batch, and whether it was begun before."""
     with log.reader(options.topic, start="latest") as reader:
         ends = reader.end_offsets()
     topic_id = (log.describe(options.topic).topic_id or "") if isinstance(log, Log) else ""
@@ -478,7 +475,7 @@ def _is_same_topic(seen: Plan | Progress, topic_id: str, ends: Mapping[int, int]
 
 
 class _Appender:
-    """The partitions of one topic while one plan is carried out."""
+    """The partitions of one topic while one plan is executed."""
 
     def __init__(self, log: Log | KafkaLog, options: SinkOptions, plan: Plan, clock: Clock) -> None:
         self._log, self._topic, self._plan = log, options.topic, plan
@@ -488,7 +485,7 @@ class _Appender:
         self._touched: set[int] = set()
         self.partitions = sorted({number for each in plan.files for number in each.partitions})
         if isinstance(log, Log):
-            for number in self.partitions:  # also brings an interrupted append into sight
+            for number in self.partitions:  # also makes records of an interrupted append visible
                 waiting(clock, options.lock_timeout_ms, partial(log.open_partition, self._topic, number))
         settings: dict[str, Any] = {} if options.compression is None else {"compression": options.compression}
         self._writer = log.writer(self._topic, **settings)
@@ -498,14 +495,14 @@ class _Appender:
         )
 
     def progress(self) -> Progress:
-        """Where the sender stands after the batch; whoever got rows has at least one more offset than before."""
+        """Return the sender's progress after the batch; each partition that got rows has at least one more offset."""
         plan = self._plan
         positions = {number: state.to_bytes() for number, state in self._states.items()}
         ends = {number: end + (number in self.partitions) for number, end in plan.ends.items()}
         return Progress(plan.batch, plan.incarnation, positions, ends, plan.topic_id, plan.checksum)
 
     def find_what_is_there(self) -> None:
-        """The last numbers of this sender behind the recorded ends (A3)."""
+        """Find the last numbers of this sender after the recorded ends (A3)."""
         for number in self.partitions:
             guid = np.frombuffer(self._chains(number).guid, ">u8")
             start = self._plan.ends.get(number, 0)
@@ -557,7 +554,7 @@ class _Appender:
             self._outlet.prepare(compact(missing), number).append()
 
     def _missing(self, number: int, piece: RecordColumns) -> RecordColumns:
-        """The records of a piece that are not in the topic yet; numbers ascend, so they are its end."""
+        """Return the records of a piece that are not in the topic yet; numbers ascend, so they are its end."""
         there = self._there.get(number)
         if there is None:
             return piece
@@ -573,7 +570,7 @@ class _Appender:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Small batches together, so that the log's are not small."""
+    """Concatenate small batches, so that the log's batches are not small."""
     waiting_batches: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -587,7 +584,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def compact(pieces: list[RecordColumns]) -> list[RecordColumns]:
-    """A control record and a few rows as one batch; large pieces as they lie."""
+    """Join a control record and a few rows into one batch; large pieces stay as they are."""
     size = sum(int(piece.key.nbytes + piece.value.nbytes) for piece in pieces)
     return pieces if len(pieces) == 1 or size > JOINED_BYTES else [joined(pieces)]
 
@@ -600,14 +597,14 @@ BATCH_ID = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one attempt wrote, and for whom."""
+    """The result of one attempt, with the id of its query."""
 
     sender: str
     attempt: Attempt
 
 
 def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-    """Everything that can be refused before a task runs."""
+    """Refuse invalid options before a task runs."""
     if overwrite:
         raise InvalidError("a topic is appended to and never overwritten; use .mode('append')")
     check_names(schema.fieldNames())
@@ -615,7 +612,7 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """`df.write`: one batch, under the user's `writeId` or a name nobody has."""
+    """`df.write`: one batch, under the user's `writeId` or a unique name."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         check_sink(options, schema, overwrite)
@@ -638,7 +635,7 @@ class TopicWriter(DataSourceArrowWriter):
             outbox.remove()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing (W3): what was not appended waits in the outbox."""
+        """Do nothing (W3): rows that were not appended wait in the outbox."""
 
     def _way_out(self) -> str:
         return (
@@ -672,7 +669,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             append_batch(self._options, outbox, batchId, [message.attempt for message in found])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing (W3)."""
+        """Do nothing (W3)."""
 
 
 def _written(options: SinkOptions, sender: str, batch: int, rows: Iterator[pa.RecordBatch]) -> Written:
@@ -690,7 +687,7 @@ def _written(options: SinkOptions, sender: str, batch: int, rows: Iterator[pa.Re
 
 
 def _limits(options: SinkOptions) -> tuple[int, int | None]:
-    """How many partitions the topic has, and how large a record may be."""
+    """Return the topic's number of partitions, and the largest record it accepts."""
     with options.open() as log:
         if not isinstance(log, Log):
             return options.partition_count(), None

@@ -1,35 +1,36 @@
-"""What integrity validation says of each record that Spark reads: the column `verdict`.
-
-Verdicts depend on all records before, so a partition is judged from its beginning: a task that reads a range first
-judges what lies before it. Streams would do that over and over; with a folder for states (`verdictState`) each task
-leaves the state at the end of its range there and starts from the nearest one before its own. States are a cache:
-whoever deletes them loses time and nothing else.
-
-    <folder>/<log, hashed>/<topic>/<its id>/<isolation>/<partition>-<offset, 20 digits>.state   before this offset
-
-A cluster does not tell a topic's id: where one is deleted and made anew under its name, delete its states.
-
-Nothing stops at a fault: rows come with `missing`, `corrupt`, … and the query decides. A topic is judged as `tidegate
-verify` judges it: gaps are tolerated where it is compacted, and unknown producers where its first records are gone.
-
-The `tidegate` data source: topics of a log folder or a Kafka cluster as DataFrames and streams.
+"""The `tidegate` data source: topics of a log folder or a Kafka cluster as DataFrames and streams.
 
     spark.read.format("tidegate").option("log", "./data/log").option("topic", "orders").load()
     spark.readStream.format("tidegate").options(log=…, topic=…, maxRecordsPerTrigger=10_000).load()
 
-Columns: topic, partition, offset, timestamp, key, value, headers, typed as in Spark's Kafka source, and verdict
-where it is asked for. Options: see `options.py`. One Spark task reads one range of offsets of one partition
-and yields Arrow batches; of a log folder no record becomes a Python object. Writing is `sink`'s.
+Columns: topic, partition, offset, timestamp, key, value, headers, typed as in Spark's Kafka source, and verdict on
+request. Options are described in `options`. One Spark task reads one range of offsets of one partition and yields
+Arrow batches; for a log folder no record becomes a Python object. Writing is in `topic_sink`.
 
-What Spark's Python data source API asks for, and is easily missed:
-S1  positions are compared as JSON text: one spelling (`ranges.to_json_object`).
+The column `verdict` is the result of integrity validation for each record. A verdict depends on all records before,
+so a partition is validated from its beginning: a task that reads a range first validates the records before it.
+Streams would repeat that in every micro-batch; with a folder for states (`verdictState`) each task stores the state
+at the end of its range and starts from the nearest one before its own. States are a cache: deleting them only costs
+time.
+
+    <folder>/<log, hashed>/<topic>/<its id>/<isolation>/<partition>-<offset, 20 digits>.state   before this offset
+
+A cluster does not tell a topic's id: if a topic is deleted and created anew under its name, delete its states.
+
+Faults do not stop the query: rows have `missing`, `corrupt`, … and the query decides. The rules are those of
+`tidegate verify`: gaps are tolerated where the topic is compacted, and unknown producers where its first records are
+gone.
+
+Requirements of Spark's Python data source API that are easily missed:
+
+S1  positions are compared as JSON text: one spelling (`offset_ranges.to_json_object`).
 S2  `stop()` may never be called and `commit()` lags a batch: nothing is held open between calls.
-S3  Trigger.AvailableNow needs `SupportsTriggerAvailableNow`, or everything comes as one giant batch; and the
-    end it was promised must be reached, so a limit always admits something.
+S3  Trigger.AvailableNow needs `SupportsTriggerAvailableNow`, or everything comes as one giant batch; and the end it
+    was promised must be reached, so a limit always admits something.
 S4  a yielded batch must equal the declared Arrow schema exactly, field names of inner lists included.
 S5  the reader is pickled to the workers: it holds options, no handles.
-S6  every process that Spark starts imports this module anew, so what only some need is imported when they need it.
-S7  a timestamp that Spark cannot hold (beyond the year 294246) is null.
+S6  every process that Spark starts imports this module anew, so optional parts are imported when they are needed.
+S7  a timestamp that Spark cannot represent (beyond the year 294246) is null.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ _LABELS: Final = pa.array([verdict.label for verdict in Verdict])
 
 
 class RangeJudge:
-    """Judges the records of one range, and those before it."""
+    """Validates the records of one range, and those before it."""
 
     def __init__(self, log: Log | KafkaLog, r: OffsetRange, options: SourceOptions) -> None:
         description = log.describe(r.topic)
@@ -118,12 +119,12 @@ class RangeJudge:
         self._validator = PartitionValidator(r.topic, r.partition, rules=rules, state=state)
 
     def judged(self, batch: pa.RecordBatch, *, control_records: bool) -> pa.RecordBatch:
-        """The rows of a batch that lie in the range, with their verdicts.
+        """Return the rows of a batch that lie in the range, with their verdicts.
 
-        Control records are left out unless asked for; one with a fault always stays.
+        Control records are left out unless requested; one with a fault always stays.
         """
         found = self._validator.validate(batch, self._now_ms)
-        # A record behind a gap that is damaged itself is `corrupt`: whoever filters by the column must not count it.
+        # A damaged record after a gap is `corrupt`: a filter on the column must not count it as intact.
         verdicts = np.where(found.notes & Note.DAMAGED, np.uint8(Verdict.CORRUPT), found.verdicts)
         labels = pa.DictionaryArray.from_arrays(pa.array(verdicts.astype(np.int32)), _LABELS)
         rows = batch.append_column("verdict", labels.cast(pa.string()))
@@ -133,13 +134,13 @@ class RangeJudge:
         return rows if keep.all() else rows.filter(pa.array(keep))
 
     def finish(self) -> None:
-        """The whole range is judged: leave the state for the next one."""
+        """Store the state at the end of the range for the next one."""
         if self._states is not None:
             self._states.save(self._validator.state, self._range.end)
 
 
 class _States:
-    """The states of one partition."""
+    """The stored states of one partition."""
 
     def __init__(self, options: SourceOptions, description: TopicDescription, partition: int) -> None:
         log = hashlib.sha256(options.log.encode()).hexdigest()[:16]
@@ -149,13 +150,13 @@ class _States:
         self._files = Files()
 
     def nearest(self, offset: int) -> tuple[PartitionState, int] | None:
-        """The last state at or before an offset."""
+        """Return the last state at or before an offset."""
         for at in sorted(self._known(), reverse=True):
             if at <= offset:
                 try:
                     return decode_state(self._files.read(self._path(at), limit=_MOST_BYTES)), at
                 except (CorruptError, FileNotFoundError):
-                    continue  # a cache: an older one, or the log's beginning, does as well
+                    continue  # only a cache: an older state, or the log's beginning, works as well
         return None
 
     def save(self, state: PartitionState, offset: int) -> None:
@@ -241,7 +242,7 @@ class TopicReader(DataSourceReader):
         return [RangePartition(r) for r in split(start, end, options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, RangePartition):  # Spark makes one up where there is nothing to read
+        if isinstance(partition, RangePartition):  # Spark creates one itself where there is nothing to read
             yield from read_range(self._planner, partition.range, self._schema)
 
 
@@ -298,7 +299,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read_range(planner: Planner, r: OffsetRange, declared: StructType) -> Iterator[pa.RecordBatch]:
-    """The records of one range as Spark wants them; a loss while reading is reported as one."""
+    """Yield the records of one range in Spark's schema; records lost while reading are reported as a loss."""
     freeze_once()
     options = planner.options
     schema = to_arrow_schema(declared, timezone="UTC")
@@ -340,7 +341,7 @@ def _judge(log: Any, r: OffsetRange, options: SourceOptions) -> RangeJudge:
 
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Records as the log gives them, in exactly the Arrow schema that Spark declared (S4, S7)."""
+    """Return the log's records in exactly the Arrow schema that Spark declared (S4, S7)."""
     columns = []
     for field in schema:
         column = batch.column(field.name)

@@ -1,11 +1,11 @@
-"""What a Python process that runs Spark tasks does about garbage.
+"""Garbage collection in the Python processes that run Spark tasks.
 
-Spark's worker collects all garbage after every task. Once numba and Arrow are loaded that is half a million objects
-which are none, and takes longer than a small round. So what a task leaves behind is collected by us, and then set aside
-(frozen) together with all the rest, so that Spark's collection finds nothing to look at. Now and then everything is
-looked at, so that nothing is kept for ever.
+Spark's worker runs a full collection after every task. Once numba and Arrow are loaded, that visits half a million
+live objects and takes longer than a small round. Therefore each task collects its own garbage and then freezes all
+remaining objects, so that Spark's collection has nothing to visit. At intervals everything is unfrozen and
+collected.
 
-Thread rule: one task at a time in a process, as Spark does it.
+Thread rule: one task at a time in a process, as in Spark.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _tasks = count(1)
 
 @cache
 def freeze_once() -> None:
-    """For tasks that leave nothing behind: what was imported by now is no garbage (70 ms a task)."""
+    """Freeze imported objects once, for tasks that leave no garbage (70 ms a task)."""
     gc.collect()
     gc.freeze()
 
 
 @cache
 def _set_imports_aside() -> None:
-    """At the first task and not when modules are loaded: the driver loads them too, and its objects are its own."""
+    """Freeze imported objects at the first task, not at import: the driver imports these modules, too."""
     gc.freeze()
 
 
 @contextmanager
 def own_garbage() -> Iterator[None]:
-    """Collect what a task leaves, and set aside what is then there."""
+    """Collect a task's garbage, and freeze the remaining objects."""
     _set_imports_aside()
     try:
         yield

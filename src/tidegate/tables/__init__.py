@@ -1,1 +1,1 @@
-"""Tables other applications share: serdes, windowed and sessioned tables, queries."""
+"""Tables that applications share: serdes, windowed and sessioned tables, versions, queries."""

@@ -1,12 +1,12 @@
-"""What changed in a table, as it happens: new and old value of each window.
+"""Subscriptions to a table's changes: new and old value of each window.
 
 A subscription gets every change that is drained after it began, in the order of the topic. Reading old values costs
-a look into the table for each batch, so it is done only while somebody listens.
+a lookup in the table for each batch, so it is done only while there are subscribers.
 
 H1  a deletion of a window the table does not have, and a record that was not stored, are no changes.
 H2  between two changes of one window nothing is left out: the old value is the one the change before made.
-H3  a subscriber that falls behind by more than its limit is told so (`OverloadError`) and gets nothing more; it never
-    slows the table down.
+H3  a subscriber that falls behind by more than its limit gets `OverloadError` and nothing more; it never slows the
+    table down.
 
 Thread rule: `before` and `publish` are the draining thread's; a subscription is read by one thread of its own.
 """
@@ -38,7 +38,7 @@ CHANGE_NAMES: Final = ("key", "ts", "seq", "new", "old", "timestamp", "offset", 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One window's value became another; `new` None is a deletion, `old` None a window that was not there."""
+    """A window's value changed; `new` None is a deletion, `old` None a window that did not exist."""
 
     key: Any
     window: TimeWindow | SessionWindow | None
@@ -50,7 +50,7 @@ class Change:
 
 
 class Subscription:
-    """The changes of a table since it began; close it."""
+    """The changes of a table since the subscription began; close it."""
 
     def __init__(self, hub: ChangeHub, rules: TableRules, clock: Clock, limit_rows: int) -> None:
         self._hub = hub
@@ -69,11 +69,11 @@ class Subscription:
         self.close()
 
     def take(self, timeout: int | DurationLike = 0) -> list[Change]:
-        """The changes that are waiting, or those that come within the time; empty when none did."""
+        """Return the changes that are waiting, or those that arrive within the time; empty if none did."""
         return [change for batch in self.take_batches(timeout) for change in _decoded(self._rules, batch)]
 
     def take_batches(self, timeout: int | DurationLike = 0) -> list[pa.RecordBatch]:
-        """The same as Arrow, with raw keys and values."""
+        """Return the same as Arrow batches, with raw keys and values."""
         with self._changed:
             if not self._waiting and not self._closed and not self._overrun:
                 wait_ms = milliseconds(timeout)
@@ -91,7 +91,7 @@ class Subscription:
             return taken
 
     def __iter__(self) -> Iterator[Change]:
-        """Changes as they come, until the subscription or the table is closed."""
+        """Yield changes until the subscription or the table is closed."""
         while True:
             changes = self.take(200)
             yield from changes
@@ -120,7 +120,7 @@ class Subscription:
 
 
 class ChangeHub:
-    """Who listens to one table."""
+    """The subscribers of one table."""
 
     def __init__(self, source: TableSource, clock: Clock | None = None) -> None:
         self._source = source
@@ -140,7 +140,7 @@ class ChangeHub:
                 self._listeners.remove(subscription)
 
     def before(self, state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The changes that these rows will make; asked before they are written."""
+        """Return the changes that these rows will make; call it before they are written."""
         if not self._listeners or rows.num_rows == 0:
             return None
         return changes_of(self._source, state, rows)
@@ -161,7 +161,7 @@ class ChangeHub:
 
 
 def changes_of(source: TableSource, state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """New and old value of every row, in the order of the topic."""
+    """Return new and old value of every row, in the order of the topic."""
     stored = _stored(source, state, rows)
     known = stored.num_rows
     both = pa.concat_arrays([stored.column("key"), rows.column("key")])
@@ -169,7 +169,7 @@ def changes_of(source: TableSource, state: PartitionState, rows: pa.RecordBatch)
     ts = np.concatenate([stored.column("ts").to_numpy(), rows.column("ts").to_numpy()])
     seq = np.concatenate([stored.column("seq").to_numpy(), rows.column("seq").to_numpy()])
     values = pa.concat_arrays([stored.column("value"), rows.column("value")])
-    # Equal windows side by side, the stored row first, then as they came: the row before is the old value.
+    # Equal windows are adjacent, stored row first, then in topic order: the previous row is the old value.
     order = np.lexsort((np.arange(len(ts)), seq, ts, codes))
     same = np.zeros(len(order), np.bool_)
     same[1:] = (

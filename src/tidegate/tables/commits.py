@@ -1,50 +1,46 @@
-"""Commits of a table: who may make them, and how readers follow the newest.
+"""Commits of a table: the commit list, the builder's lease, takeover, and readers that follow the newest commit.
 
-The table's commits: one published list names the last of them, and whoever can swap it is the one who builds.
+Commit list. One published list names the last commits; a process that can swap it is the builder. A commit is a
+storage checkpoint (rows, offsets, drainer states, all of one moment) and the token to restore it. It exists once the
+list that names it is published; until then it is garbage.
 
-A commit is a storage checkpoint (rows, offsets, drainer states: one cut) and the token to restore it with. It exists
-when the list that names it is published; until then it is garbage.
+C1  the list is replaced by compare-and-swap only. A new builder first publishes the list again under its own epoch;
+    from then on no commit of an older one can succeed (`FencedError`).
+C2  the last `KEPT` commits stay readable; older ones are removed, and storage frees their packs.
+C3  the list carries the shape of the table, so that the table is opened with the right kind.
+C4  offsets belong to one topic, whose id the list carries: a topic that was deleted and created again is refused.
 
-C1  the list is replaced by compare-and-swap only. A new builder first publishes the list again under its own
-    epoch; from then on no commit of an older one can succeed (`FencedError`).
-C2  the last `KEPT` commits stay readable; older ones are forgotten, and storage gives their packs back.
-C3  the list carries the shape of the table, so that it is opened as what it is.
-C4  positions count in one topic, whose id the list carries: a topic that was deleted and created again is refused.
-
-Who may build a table: a lease in the table's own storage, which ends by itself and is fenced.
-
-The lease is a small published object, changed by compare-and-swap only: epoch, owner, host, process, end. Whoever
-finds it free, ended or held by a process of this machine that is dead takes it with the next epoch.
+Lease: which process may build a table. It is a small published object, changed by compare-and-swap only: epoch,
+owner, host, process, end. A process that finds it free, expired or held by a dead process of this machine takes it
+with the next epoch.
 
 L1  of any number of processes that try at once, one gets it.
-L2  an owner that was away too long may find another in its place: `keep` and every commit then raise `FencedError`. No
-    clock is trusted for that: commits carry the epoch and are compare-and-swapped too (`commits`).
+L2  an owner that was away too long may find another in its place: `keep` and every commit then raise `FencedError`.
+    This does not rely on clocks: commits carry the epoch and are compare-and-swapped, too.
 
-Waits in the background for a table to lose its builder, and takes it over then.
+Successor: waits in the background until a table has no builder, and takes it over then.
 
-S1  what another process does meanwhile (renew, commit, win the race for the lease) is no error: it is asked again.
-S2  an error that will not go away by itself (another shape, damage) ends the watch, and is raised to whoever waits.
+S1  conflicts with another process (it renews, commits, or wins the lease) are no error: the attempt is repeated.
+S2  a permanent error (another shape, damage) ends the watch, and `check` raises it.
 
-Serve reads from the newest commit of a table; open the next snapshot alongside, then swap.
-
-A `CommitSource` says which commit is the newest and opens it; the follower keeps the snapshots. Opening a commit takes
-milliseconds, and a reader should not wait for it: reads go to the current snapshot, and the newer commit is restored
-into the spare one, which nobody reads and whose packs stay open. Where long scans hold the spare, too, a further
-snapshot is opened and closed with its last reader.
+Commit follower: serve reads from the newest commit; open the next snapshot alongside, then swap. A `CommitSource`
+says which commit is the newest and opens it; the follower keeps the snapshots. Reads use the current snapshot while
+the newer commit is restored into the spare one, which has no readers and whose packs stay open. If long scans still
+use the spare, another snapshot is opened, and closed with its last reader.
 
 D1  a read sees one commit from its beginning to its end; a scan, from its first batch until it ends, is closed or is
     garbage collected.
 D2  a swap that fails changes nothing: the current snapshot stays.
 D3  without readers there are at most two snapshots, of one shape.
-D4  reading what is missing of a commit that is not kept any more raises `CommitGoneError`, damage `CorruptError`.
+D4  reading missing data of a commit that is not kept any more raises `CommitGoneError`, damage raises `CorruptError`.
 
 Thread rules:
 
 - commits: the draining thread's; `load` from any.
 - lease: the draining thread's.
 - successor: a thread of its own calls `attempt`; `start`, `stop` and `check` from any other.
-- commit follower: from any thread. One thread at a time looks for a newer commit, the others read what is there
-  meanwhile; `close` when nobody reads any more.
+- commit follower: from any thread. One thread at a time looks for a newer commit, the others read the current one
+  meanwhile; `close` after the last read.
 """
 
 from __future__ import annotations
@@ -86,7 +82,7 @@ READABLE: Final = (1, 2)  # 1 had no topic id
 
 
 class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One commit: the offsets after what it holds, by partition, and what restores it."""
+    """One commit: the next offset of each partition, and the tokens that restore it."""
 
     number: int
     positions: dict[int, int]
@@ -96,7 +92,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommitList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is published."""
+    """The published commit list."""
 
     version: int
     epoch: int
@@ -114,13 +110,13 @@ def lease_name(table: str) -> str:
 
 
 def stored_tables(backend: StorageBackend) -> list[str]:
-    """The names of the tables that are kept in this backend."""
+    """Return the names of the tables that are kept in this backend."""
     found = {each.name.split("/")[1] for each in backend.list("tables") if each.name.endswith("/commits")}
     return sorted(found)
 
 
 def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] | None:
-    """The list as it is now, and its version; None when there is no such table yet."""
+    """Return the current list and its version; None if there is no such table yet."""
     try:
         found = backend.read_published(commits_name(table))
         if found is None:
@@ -145,13 +141,13 @@ def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] 
 
 
 def next_epoch(backend: StorageBackend, table: str) -> int:
-    """The least epoch that a new builder may have, also where the lease was deleted."""
+    """Return the least epoch that a new builder may have, also where the lease was deleted."""
     found = load_commits(backend, table)
     return 1 if found is None else found[0].epoch + 1
 
 
 def recreated(shape: TableShape, was: str, topic_id: str) -> InvalidError:
-    """The error for a table whose topic was deleted and created again."""
+    """Return the error for a table whose topic was deleted and created again."""
     return InvalidError(
         f"topic {shape.topic} was deleted and created again: table {shape.name} was built from the topic with id "
         f"{was}, and the topic has id {topic_id} now. Its rows are of the old topic; build the table anew in another "
@@ -163,7 +159,7 @@ class Commits:
     """The builder's side of the list."""
 
     def __init__(self, backend: StorageBackend, shape: TableShape, epoch: int, topic_id: str) -> None:
-        """`topic_id` is the id of the topic that is read now; empty where it is not known."""
+        """`topic_id` is the id of the topic that is read now; empty where it is unknown."""
         self._backend = backend
         self._shape = shape
         self._topic_id = topic_id
@@ -172,7 +168,7 @@ class Commits:
         self._version: str | None = None
 
     def take_over(self) -> tuple[Commit, ...]:
-        """Put the list under this builder's epoch (C1); the commits it has, oldest first."""
+        """Put the list under this builder's epoch (C1); return its commits, oldest first."""
         for _ in range(8):
             found = load_commits(self._backend, self._shape.name)
             known, version = found if found is not None else (None, None)
@@ -185,7 +181,7 @@ class Commits:
             try:
                 self._publish(CommitList(VERSION, self._epoch, self._shape, commits, self._topic_id), version)
             except ConflictError:
-                continue  # the one before us has just committed: take that commit over too
+                continue  # the previous builder has just committed: take that commit over too
             return commits
         raise ConflictError(f"table {self._shape.name}: the list of commits changes all the time; try again")
 
@@ -212,7 +208,7 @@ class Commits:
 
     def _require_topic(self, known: CommitList) -> None:
         if not known.commits or not known.topic_id:
-            return  # nothing was read yet, or by a release that did not know the id
+            return  # nothing was read yet, or by a release that did not record the id
         if not self._topic_id:
             self._topic_id = known.topic_id
         elif known.topic_id != self._topic_id:
@@ -238,7 +234,7 @@ _REMEDY: Final = "make sure that no process uses it, then delete it: the next on
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who has it; an empty owner is nobody."""
+    """The holder of a lease; an empty owner is none."""
 
     epoch: int
     owner: str
@@ -248,7 +244,7 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lease:
-    """One process's hold on a table."""
+    """One process's lease of a table."""
 
     def __init__(
         self,
@@ -268,12 +264,12 @@ class Lease:
         self._owner = randomness.uuid().hex
         self._version: str | None = None
         self.epoch = 0
-        self.was_left = False  # whether it was taken from an owner who had not given it up
+        self.was_left = False  # whether it was taken from an owner that had not released it
         self._renew_at = 0
         self._duty, self._remedy = duty, remedy
 
     def acquire(self, *, at_least: int = 1) -> Held | None:
-        """Take the lease, with an epoch of `at_least`; None when it is ours now, else who has it."""
+        """Take the lease, with an epoch of `at_least`; return None on success, else its holder."""
         found = read_lease(self._backend, self._name)
         held, version = found if found is not None else (None, None)
         if held is not None and self.is_alive(held):
@@ -290,7 +286,7 @@ class Lease:
         return None
 
     def keep(self, *, force: bool = False) -> None:
-        """Renew when a third of the time has passed; `FencedError` when another one has it."""
+        """Renew when a third of the time has passed; `FencedError` if another process has it."""
         if not force and self._clock.now_ms() < self._renew_at:
             return
         try:
@@ -299,12 +295,12 @@ class Lease:
             raise self.fenced() from error
 
     def release(self) -> None:
-        """Give it up, so that the next one need not wait."""
+        """Release it, so that the next process need not wait."""
         gone = Held(self.epoch, "", "", 0, 0)
         try:
             self._backend.publish(self._name, msgspec.msgpack.encode(gone), expected=self._version)
         except ConflictError:
-            pass  # somebody else has it already: nothing to give up
+            pass  # another process has it already: nothing to release
 
     def fenced(self) -> FencedError:
         return FencedError(
@@ -318,7 +314,8 @@ class Lease:
         self._renew_at = now_ms + self._ttl_ms // 3
 
     def overdue_owner(self) -> Held | None:
-        """Who did not renew in time, yet is a living process of this machine: stopped, or very busy; None: nobody."""
+        """Return a holder that did not renew in time but is a living process of this machine (stopped, or very
+        busy), or None."""
         found = read_lease(self._backend, self._name)
         if found is None or not found[0].owner or found[0].owner == self._owner:
             return None
@@ -327,14 +324,14 @@ class Lease:
         return held if is_over and held.host == socket.gethostname() and _runs(held.pid) else None
 
     def is_alive(self, held: Held) -> bool:
-        """Whether whoever has it may still be at work."""
+        """Whether the holder may still be at work."""
         if not held.owner or held.until_ms <= self._clock.now_ms():
             return False
         return held.host != socket.gethostname() or _runs(held.pid)
 
 
 def read_lease(backend: StorageBackend, name: str) -> tuple[Held, str] | None:
-    """Who has the lease, and its version; None when nobody ever had."""
+    """Return the holder of the lease, and its version; None if it was never taken."""
     try:
         found = backend.read_published(name)
     except SignatureError:
@@ -369,7 +366,7 @@ logger = logging.getLogger(__name__)
 
 
 class Successor:
-    """Asks again and again until `attempt` gives something."""
+    """Calls `attempt` repeatedly until it returns something."""
 
     def __init__(self, attempt: Callable[[], object | None], every_ms: int, clock: Clock) -> None:
         self._attempt = attempt
@@ -381,7 +378,7 @@ class Successor:
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to watch; once is enough."""
+        """Begin to watch; further calls do nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="tidegate-successor", daemon=True)
             self._thread.start()
@@ -395,7 +392,7 @@ class Successor:
             self._thread.join()
 
     def check(self) -> None:
-        """Raise what ended the watch, if anything did (S2)."""
+        """Raise the error that ended the watch, if any (S2)."""
         if self.error is not None:
             raise self.error
 
@@ -424,7 +421,7 @@ TRIES: Final = 4
 
 
 class Snapshot(Protocol):
-    """A table as one commit has it."""
+    """A table as of one commit."""
 
     def close(self) -> None: ...
 
@@ -434,31 +431,31 @@ View = TypeVar("View", bound=Snapshot)
 
 
 class CommitSource(Protocol[At, View]):
-    """Where the commits of one table are published, and how one is opened."""
+    """Finds the newest commit of one table, and opens it."""
 
     @property
     def name(self) -> str:
-        """The table, as messages name it."""
+        """The table's name in messages."""
 
     def newest(self) -> At | None:
-        """The commit to serve now; None while there is none."""
+        """Return the commit to serve now; None if there is none yet."""
 
     def open(self, commit: At) -> View:
-        """A new snapshot of this commit."""
+        """Open a new snapshot of this commit."""
 
     def fits(self, view: View, commit: At) -> bool:
-        """Whether `show` can bring this snapshot to the commit; not where the table has another shape by now."""
+        """Whether `show` can move this snapshot to the commit; not if the table's shape has changed."""
 
     def show(self, view: View, commit: At) -> None:
-        """Bring a snapshot that nobody reads to this commit."""
+        """Move a snapshot without readers to this commit."""
 
     def gone(self, commit: At) -> str:
-        """Why the commit cannot be read any more; empty while it is kept."""
+        """Return why the commit cannot be read any more; empty while it is kept."""
 
 
 @dataclass(slots=True, eq=False)
 class _Counted(Generic[At, View]):
-    """A snapshot and how many read it."""
+    """A snapshot and its number of readers."""
 
     commit: At
     view: View
@@ -472,7 +469,9 @@ class CommitFollower(Generic[At, View]):
     def __init__(self, source: CommitSource[At, View], clock: Clock) -> None:
         self.source = source
         self._clock = clock
-        self._guard = threading.RLock()  # a scan may end in a garbage collection, on the thread that has it
+        self._guard = (
+            threading.RLock()
+        )  # reentrant: a scan may end in a garbage collection on the thread that holds it
         self._looking = threading.Lock()
         self._current: _Counted[At, View] | None = None
         self._others: list[_Counted[At, View]] = []
@@ -481,12 +480,12 @@ class CommitFollower(Generic[At, View]):
 
     @property
     def current(self) -> View | None:
-        """The snapshot that reads go to; None before the first. To read it, pin it."""
+        """The snapshot that serves reads; None before the first. Pin it to read it."""
         found = self._current
         return None if found is None else found.view
 
     def refresh(self, *, wait: bool = True) -> None:
-        """Look for a newer commit now; without `wait` only if it is time, and if no other thread does."""
+        """Look for a newer commit now; without `wait` only if it is due, and if no other thread does."""
         if self._closed:
             raise InvalidError(f"table {self.source.name} is closed; open it again")
         is_needed = wait or self._current is None
@@ -503,7 +502,7 @@ class CommitFollower(Generic[At, View]):
 
     @contextmanager
     def pinned(self, *, refresh: bool = False) -> Iterator[View]:
-        """The newest snapshot, which stays as it is until the block ends (D1)."""
+        """The newest snapshot, fixed until the block ends (D1)."""
         self.refresh(wait=refresh)
         with self._guard:
             pinned = self._current
@@ -525,7 +524,7 @@ class CommitFollower(Generic[At, View]):
                 each.view.close()
 
     def close(self) -> None:
-        """Close all snapshots; fine to call twice."""
+        """Close all snapshots; safe to call twice."""
         with self._guard:
             self._closed = True
             every = [*self._others, *([] if self._current is None else [self._current])]
@@ -569,7 +568,7 @@ class CommitFollower(Generic[At, View]):
         else:
             try:
                 self.source.show(spare.view, commit)
-            except BaseException:  # half moved: it shows no commit (D2)
+            except BaseException:  # partly moved: it has no commit (D2)
                 spare.view.close()
                 raise
             spare.commit = commit
@@ -584,7 +583,7 @@ class CommitFollower(Generic[At, View]):
             each.view.close()
 
     def _unneeded(self) -> list[_Counted[At, View]]:
-        """Take out what nobody reads: all that is stale, and of the rest all but one (D3)."""
+        """Remove and return snapshots without readers: all outdated ones, and all but one of the rest (D3)."""
         idle = [each for each in self._others if not each.readers]
         gone = [each for each in idle if each.is_stale]
         gone += [each for each in idle if not each.is_stale][:-1]
@@ -593,23 +592,23 @@ class CommitFollower(Generic[At, View]):
     def _take_out(self, counted: _Counted[At, View]) -> bool:
         try:
             self._others.remove(counted)
-        except ValueError:  # a scan that ended meanwhile, on this thread, has it
+        except ValueError:  # a scan that ended meanwhile, on this thread, removed it
             return False
         return True
 
 
 class PinnedCommit(Generic[View]):
-    """One snapshot with the calls of a follower; whoever pinned it closes it."""
+    """One snapshot with the interface of a follower; the code that pinned it closes it."""
 
     def __init__(self, view: View) -> None:
         self.current = view
 
     def refresh(self, *, wait: bool = True) -> None:
-        """Stay: there is one commit."""
+        """Do nothing: there is one commit."""
 
     @contextmanager
     def pinned(self, *, refresh: bool = False) -> Iterator[View]:
         yield self.current
 
     def close(self) -> None:
-        """Leave it open: it is not ours."""
+        """Do nothing: the code that pinned the snapshot closes it."""

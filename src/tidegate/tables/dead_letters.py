@@ -1,15 +1,15 @@
-"""Records that could not be read: kept with where they came from and why, or the reason to stop.
+"""Records that could not be read: kept with their place and the reason, or an error that stops the work.
 
 | column | holds |
 |---|---|
 | partition, offset | where the record is in its topic |
 | reason | what is wrong with it, in words |
-| key, value | its bytes, as they came |
+| key, value | its bytes, as read |
 
-I1  with `fail` the first such record stops the work, and nothing of its batch is taken.
-I2  with `keep` every one of them is kept until it is taken away; none is dropped. When too many bytes are waiting,
-    adding more is refused.
-I3  with `drop` they are counted, and nothing of them is kept.
+I1  with `fail` the first such record stops the work, and no record of its batch is used.
+I2  with `keep` all of them are kept until `take`; none is dropped. When too many bytes are waiting, adding more is
+    refused.
+I3  with `drop` they are counted and not kept.
 
 Thread rule: one owner, the operator's thread.
 """
@@ -39,7 +39,7 @@ LARGEST_BYTES: Final = 64 << 20
 
 
 class DeadLetters:
-    """The dead letters of one topic that nobody has taken away yet."""
+    """The dead letters of one topic that were not taken yet."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DeadLetters:
         keys: pa.BinaryArray,
         values: pa.BinaryArray,
     ) -> None:
-        """Set these rows of a batch aside, or only count them (`drop`); with `fail` raise about the first of them.
+        """Keep these rows of a batch, or only count them (`drop`); with `fail` raise an error about the first of them.
 
         `rows` are positions in the other columns, which are those of the whole batch.
         """
@@ -110,7 +110,7 @@ class DeadLetters:
         self.total += batch.num_rows
 
     def take(self) -> pa.Table:
-        """All that are waiting, in the order they came; from now on they are the caller's."""
+        """Return all that are waiting, in order, and remove them."""
         taken = pa.Table.from_batches(self._waiting, DEAD_LETTER_SCHEMA)
         self._waiting, self._waiting_bytes = [], 0
         return taken

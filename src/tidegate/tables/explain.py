@@ -1,21 +1,21 @@
-"""Why a window has the value it has: the records of the topic that set it, what was left out, what is still to come.
+"""Explain a window's value: the topic's records that set it, those that were left out, and those not read yet.
 
-The table keeps for each window the offset that set its value, and for each cell of time the offsets that speak of it
-(`building/cells`). The rest comes from reading again: the offsets of the window's cell, and a few of those the table
-has not seen yet. So an explanation costs a stretch of the topic and never all of it, and is as complete as that
-stretch still is: what aged out or was compacted away is said to be gone, not guessed. Of plain keys, which have no
-time to look by, the record that set the value is read again and none before it.
+The table keeps for each window the offset that set its value, and for each cell of time the range of offsets with
+its records (`snapshot.OffsetCells`). The rest is read again: the offsets of the window's cell, and a few of those
+that the table has not read yet. So an explanation reads a part of the topic, and is as complete as that part still
+is: records that aged out or were compacted away are reported as gone. For plain keys, which have no time to search
+by, only the record that set the value is read again.
 
 | outcome | the record |
 |---|---|
 | current | set the value the table has now |
 | replaced | was overwritten by a later one |
 | deletion | has no value: it removed the window |
-| expired | came when its window lay beyond the retention, and was not stored |
+| expired | arrived when its window was beyond the retention, and was not stored |
 | unreadable | could not be read, and was set aside with the reason |
 | waiting | is in the topic, and not in the table yet |
 
-Thread rule: pure but for reading.
+Thread rule: pure functions, except for reading the log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tidegate.tables.rows import Row, Rows, StoredForm, window_of
 from tidegate.tables.snapshot import Cell, PartitionState, TableSource
 from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, encode_key
 
-MOST_WAITING: Final = 100_000  # offsets beyond the table's position that are looked at
+MOST_WAITING: Final = 100_000  # offsets beyond the table's position that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What of a partition may speak of the window, what of it could be looked at, what of it the table has seen.
+    """The offsets of a partition that may have records of the window, and how many of them could be read.
 
-    `low_offset` to `high_offset` (-1, -1: none) hold every record of the window that the table has seen; they are
-    `records` records, those of other keys and of windows close by among them.
+    `low_offset` to `high_offset` (-1, -1: none) hold every record of the window that the table has read; `records`
+    counts the records in that cell, including those of other keys and of windows close by.
     """
 
     partition: int
-    first_offset: int  # what lies before it has aged out
+    first_offset: int  # earlier offsets have aged out
     position: int
     end_offset: int
     low_offset: int
@@ -68,7 +68,7 @@ class Reach:
 
     @property
     def aged_out(self) -> bool:
-        """Whether offsets that may speak of the window are gone from the topic."""
+        """Whether offsets that may have records of the window are gone from the topic."""
         return 0 <= self.low_offset < self.first_offset
 
 
@@ -87,16 +87,16 @@ class Explanation:
 
     @property
     def aged_out(self) -> bool:
-        """Whether records that are gone from the topic may have been part of this."""
+        """Whether records that are gone from the topic may have been part of the value."""
         return any(reach.aged_out for reach in self.reach)
 
     @property
     def waiting_offsets(self) -> int:
-        """How many offsets of the topic the table has not seen yet."""
+        """The number of offsets of the topic that the table has not read yet."""
         return sum(max(0, reach.end_offset - reach.position) for reach in self.reach)
 
     def lines(self) -> list[str]:
-        """The explanation in words."""
+        """Return the explanation as lines of text."""
         where = "" if self.window is None else f" in [{self.window.start}, {self.window.end}]"
         told = [f"{self.key!r}{where}: " + ("no value" if self.value is None else repr(self.value))]
         if self.is_expired:
@@ -144,7 +144,7 @@ def _reach_lines(reach: Reach) -> list[str]:
 
 
 def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Explanation:
-    """Look the window up, and read again what may speak of it."""
+    """Look up the window, and read the records again that may belong to it."""
     rules = source.rules
     shape = rules.shape
     found = list(_present(source, key, ts, seq))
@@ -187,7 +187,7 @@ def _raw_key(shape: TableShape, key: bytes, ts: int, seq: int) -> bytes:
 
 
 def _cell(state: PartitionState, ts: int, row: Row | None) -> Cell | None:
-    """The offsets that may speak of the window; just the one that set it where no more is known."""
+    """Return the offsets that may have records of the window; only the one that set it where no cell is kept."""
     cell = state.cells.find(ts) if state.shape.is_windowed else None
     if cell is None and row is not None:
         return Cell(1, row.offset, row.offset)
@@ -195,14 +195,14 @@ def _cell(state: PartitionState, ts: int, row: Row | None) -> Cell | None:
 
 
 def _letters(source: TableSource, wanted: bytes) -> dict[tuple[int, int], tuple[str, bytes | None]]:
-    """The dead letters with this very key: partition and offset → why, and the value as it came."""
+    """Return the dead letters with this key: partition and offset → reason, and the value as read."""
     letters = source.dead_letters()
     mine = letters.filter(pc.equal(letters.column("key"), pa.scalar(wanted, pa.binary())))
     return {(row["partition"], row["offset"]): (row["reason"], row["value"]) for row in mine.to_pylist()}
 
 
 class _Reading:
-    """One partition read again."""
+    """Reads one partition again."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Reading:
         return [found[offset] for offset in sorted(found)]
 
     def _records(self, start: int, stop: int) -> Iterator[Contribution]:
-        """The window's records from `start` up to `stop`; those that go while they are read are gone."""
+        """Yield the window's records from `start` up to `stop`; records deleted meanwhile are left out."""
         if start >= stop:
             return
         number = self._number

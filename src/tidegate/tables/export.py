@@ -1,14 +1,9 @@
 """Rows of a table as a Parquet file, an SQL relation or a Spark DataFrame.
 
-A table's rows as a Parquet file, batch by batch; the file appears when it is complete.
-
-SQL over a table's rows, by DuckDB: an extra, loaded when it is asked for.
-
-Rows stream into the query; nothing is written, and the query sees these rows and nothing of the machine's files.
-
-`table.to_spark(spark)`: a committed table as a Spark DataFrame.
-
-Imports point the other way, from `spark` to `tables`; for the user's sake this one call goes by name.
+Parquet files are written batch by batch and appear when they are complete. SQL runs in DuckDB, an optional
+dependency that is loaded on first use: rows stream into the query; nothing is written, and the query has no access
+to other tables or files. `table.to_spark(spark)` returns a committed table as a Spark DataFrame; imports point from
+`spark` to `tables`, so this call loads its module by name.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
 def write_parquet(
     path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, files: Files | None = None
 ) -> int:
-    """Write and sync beside the name, then rename; how many rows there were."""
+    """Write to a temporary name, sync, then rename; return how many rows there were."""
     files = files or Files()
     temporary, rows = path.with_name(path.name + ".tmp"), 0
     try:
@@ -59,12 +54,12 @@ def write_parquet(
 
 
 def ask(query: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Table:
-    """The answer to a query over `rows` (also named `this`)."""
+    """Run a query over `rows` (also named `this`) and return its result."""
     try:
         import duckdb
     except ImportError:
         raise InvalidError("SQL needs DuckDB: pip install 'tidegate[sql]', then try again") from None
-    failed: list[BaseException] = []  # what reading raised: DuckDB would tell it as an error of its own
+    failed: list[BaseException] = []  # errors of reading, which DuckDB would report as its own
     connection = duckdb.connect(":memory:", config={"enable_external_access": "false"})
     try:
         connection.register("rows", pa.RecordBatchReader.from_batches(schema, _watched(batches, failed)))
@@ -105,10 +100,11 @@ def spark_frame(
     *,
     columns: Sequence[str] = (),
 ) -> Any:
-    """The table at a commit; the last one when none is given.
+    """Return the table at a commit as a Spark DataFrame; without one, the last commit.
 
-    Executors open the table themselves, so it must lie in a folder that they share, or in an object store whose
-    settings are in their environment. Serdes travel as their names; what no name says is left as bytes, with a warning.
+    Executors open the table themselves, so it must be in a folder that they share, or in an object store whose
+    settings are in their environment. Serdes are passed by name; columns of serdes without a name stay bytes, with a
+    warning.
     """
     address = address_for_spark(backend, rules.shape.name)
     serdes: dict[str, str] = {}
@@ -125,7 +121,7 @@ def spark_frame(
 
 
 def address_for_spark(backend: StorageBackend, table: str) -> str:
-    """Where Spark's processes find the table."""
+    """Return the address at which Spark's processes find the table."""
     if backend.address is None:
         raise UnsupportedError(
             f"table {table} lies in a backend of kind {backend.kind} that Spark's processes cannot open by its "

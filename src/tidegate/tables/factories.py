@@ -1,28 +1,22 @@
 """Open a table over a topic: `table`, `windowed_table`, `sessioned_table`, as builder or as reader.
 
-Opening a table: decide who builds it, restore its last commit, go on from there.
+    read_only=True           always a reader of what another process commits
+    lease free               this process builds: takes the lease, fences the previous builder, restores, continues
+    lease held               a reader; once the builder is gone, a reader that follows the table or waits for it
+                             (`catch_up`, `at_least`) becomes the builder; the table reports it in `role`
 
-    read_only=True           a reader of what another process commits, for good
-    lease free               this process builds: takes the lease, fences the one before, restores, reads on
-    lease held               a reader, until the builder is gone: then whoever follows the table, or waits for it
-                             (`catch_up`, `at_least`), goes on building it; the table says so in `role`
+Invalid requests are refused before anything is created.
 
-Everything that can be refused is refused before anything is created.
+`table` keeps the last value of each key of a plain topic. A windowed serde works here too, and gives a table by
+(key, window) that never expires; `windowed_table` is what keeps a retention, so a warning says so.
 
-`table`: a plain topic as a table, the last value of each key.
+`windowed_table` reads any windowed changelog topic, of Kafka Streams or Tidegate, as a table of time windows. The
+eight forms of KIP-300 are two functions: `consumed` and `materialized` may each be left out. The topic holds keys
+with their window start (see `windows.keys`); a window's end is not in the bytes, so its size must be given.
 
-A windowed serde works here too, and gives a table by (key, window) that never expires; `windowed_table` is what keeps
-a retention, so a warning says so.
-
-`windowed_table`: any windowed changelog topic, Kafka Streams' own or ours, as a table of time windows.
-
-The eight forms of KIP-300 are two functions: `consumed` and `materialized` may each be left out. The topic holds keys
-with their window start (see `windows.keys`); where a window ends is not in the bytes, so its size must be given.
-
-`sessioned_table`: any topic of session windows, Kafka Streams' own or ours, as a table.
-
-Session keys carry both their ends, so there is no window size to give. A merge arrives as deletions of the old
-sessions followed by the merged one; between them the table is as the topic was, and nothing is repaired.
+`sessioned_table` reads any topic of session windows, of Kafka Streams or Tidegate, as a table. Session keys carry
+both ends, so there is no window size to give. A merge arrives as deletions of the old sessions followed by the
+merged one; between them the table shows the state of the topic.
 """
 
 from __future__ import annotations
@@ -71,8 +65,8 @@ def open_topic(
 ) -> AnyTable:
     """Open the table that `rules_of` describes, given the topic's partitions.
 
-    `log` is an open log, or where one is: a folder or `kafka://host:port`. Such a one is opened to be read, and closed
-    with the table.
+    `log` is an open log or its address: a folder or `kafka://host:port`. A log given by address is opened for
+    reading, and closed with the table.
     """
     check_topic_name(topic)
     old = {name: settings[name] for name in ("on_bad_key",) if name in settings}
@@ -112,8 +106,8 @@ def open_table(
 ) -> AnyTable:
     """Open the table in `state`: a folder, a backend's address, or a backend.
 
-    `bootstrap` reads the topic up to its end before returning; `follow` goes on in the background, and takes the table
-    over when the process that builds it is gone. `files`, `clock` and `randomness` default to the log's.
+    `bootstrap` reads the topic up to its end before returning; `follow` keeps reading in the background, and takes
+    over as builder when the building process is gone. `files`, `clock` and `randomness` default to the log's.
     """
     clock = clock or getattr(log, "clock", None) or SystemClock()
     randomness = randomness or getattr(log, "randomness", None) or SystemRandomness()
@@ -175,7 +169,7 @@ def open_table(
 
 
 def _check_recorded(log: Any, backend: Any, rules: TableRules) -> None:
-    """Refuse windows that the app which writes the topic did not make: bytes do not tell their kind and size."""
+    """Refuse a window kind or size that differs from what the writing app recorded: the bytes do not contain them."""
     shape = rules.shape
     recorded = read_encoding(log, backend, shape.topic) if shape.is_windowed else None
     if recorded is None:
@@ -215,8 +209,8 @@ def table(
 ) -> KeyTable:
     """Read a plain topic as a table, kept in the folder `state`.
 
-    `log` is an open log, or where it is: a folder or `kafka://host:port`.
-    `windowed_key` takes a windowed serde for the whole key, where windows are wanted by key and without an end.
+    `log` is an open log or its address: a folder or `kafka://host:port`. `windowed_key` takes a windowed serde for
+    the whole key, for lookups by key and window without a window end.
     """
     if windowed_key is not None and not isinstance(windowed_key, WindowedSerde):
         raise TypeError(f"{windowed_key!r} is not windowed; give plain key serdes in Consumed")
@@ -267,10 +261,10 @@ def windowed_table(
 ) -> WindowedTable:
     """Read a topic of time windows as a table, kept in the folder `state`.
 
-    `log` is an open log, or where it is: a folder or `kafka://host:port`.
+    `log` is an open log or its address: a folder or `kafka://host:port`.
 
     `retention` is how far behind the newest window others stay readable; by default a day, or the window size if
-    that is more. Further settings are those of `opening.open_table`.
+    that is more. Further settings are those of `open_table`.
     """
     rules_of = partial(
         table_rules,
@@ -310,7 +304,7 @@ def sessioned_table(
 ) -> SessionedTable:
     """Read a topic of sessions as a table, kept in the folder `state`.
 
-    `log` is an open log, or where it is: a folder or `kafka://host:port`.
+    `log` is an open log or its address: a folder or `kafka://host:port`.
 
     `retention` is how far behind the newest session end others stay readable; by default a day.
     """

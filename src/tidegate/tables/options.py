@@ -1,16 +1,14 @@
-"""What a table is made of: how its topic is read, where its rows are kept, and its shape.
+"""The options of a table: how its topic is read, where its rows are kept, and its shape.
 
-How a table reads its topic: the serdes of raw keys and values, and what happens to records it cannot take.
+`Consumed`: the serdes of raw keys and values, and what happens to records that cannot be read. `key` and `value` are
+the serdes of the *raw* key and value; the table adds the window to the key itself, so a windowed serde here would
+wrap it twice and is refused.
 
-`key` and `value` are the serdes of the *raw* key and value; the table adds the window to the key itself, so a
-windowed serde in here would wrap it twice and is refused.
+`Materialized`: a name, a kind of store, a retention, and optionally serdes. A table over windows is kept in a window
+store, one over sessions in a session store, one over plain keys in a key-value store. `table_rules` checks that
+store and table fit.
 
-Where a table's rows are kept: a name, a kind of store, a retention, and optionally serdes of its own.
-
-A table over windows is kept in a window store, one over sessions in a session store, one over plain keys in a
-key-value store. Which supplier goes with which table is `shape`'s to judge.
-
-What a table is: kind, topic, windows, retention, key format, serdes; all that can be refused before reading.
+`TableShape`: kind, topic, windows, retention, key format. Everything that can be refused is refused before reading:
 
 | refused | with |
 |---|---|
@@ -18,15 +16,12 @@ What a table is: kind, topic, windows, retention, key format, serdes; all that c
 | a size of 0 or less, below a millisecond or above 64 bits; a store for another size; a store that keeps
   duplicates; a retention below 0 or below the size; an empty or illegal topic or name | `InvalidError` |
 
-A plain topic read as windows cannot be seen here, because raw serdes are right for both: its keys are refused when
-they are read. A windowed topic in a key-value store would lose its retention and is refused here.
+A plain topic read as windows cannot be detected here, because raw serdes are right for both: its keys are refused
+when they are read. A windowed topic in a key-value store would lose its retention and is refused here.
 
-`TableShape` is also what the table's commits carry, so that another process opens the same table or none.
+The table's commits carry its `TableShape`, so that another process opens the same table or none.
 
-Thread rules:
-
-- consumed: a value.
-- materialized: values.
+Thread rule: immutable values.
 """
 
 from __future__ import annotations
@@ -54,16 +49,15 @@ from tidegate.windows.stores.segments import Expiry, default_interval_ms
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """`Consumed(String(), Long())`.
+    """The serdes and error policies of a table's topic: `Consumed(String(), Long())`.
 
-    `on_value_error`: a value that its serde cannot read stops the table (`fail`), is left out and counted (`drop`) or
-    becomes a dead letter (`keep`).
-    `on_gap`: when records aged out of the topic before the table saw them, go on at the earliest one there is, with
-    a warning and a count (`earliest`), or stop (`fail`). `advance` is what every window start is a multiple of,
-    where that is known: keys that break it are refused. Of dead letters at most `dead_letter_bytes` are kept; those
-    beyond are counted. `on_error`: a record that is not what its producer sent becomes a dead letter (`keep`), is left
-    out (`drop`) or stops the table (`fail`), as in `Stream.validate`; before a push has ended every fault stops it.
-    Producers silent for longer than `max_age` are forgotten, None for never.
+    `on_value_error`: a value that its serde cannot read stops the table (`fail`), is left out and counted (`drop`)
+    or becomes a dead letter (`keep`). `on_gap`: when records aged out of the topic before the table read them,
+    continue at the earliest one, with a warning and a count (`earliest`), or stop (`fail`). `advance` is what every
+    window start is a multiple of, if known: keys that violate it are refused. At most `dead_letter_bytes` of dead
+    letters are kept; further ones are counted. `on_error`: a record that is not what its producer sent becomes a
+    dead letter (`keep`), is left out (`drop`) or stops the table (`fail`), as in `Stream.validate`; before a push
+    has ended every fault stops it. Producers silent for longer than `max_age` are forgotten, None for never.
     """
 
     key: Serde[Any] | None = None
@@ -103,7 +97,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class WindowSupplier:
-    """A window store; `window_size` is that of its windows."""
+    """A window store for windows of `window_size`."""
 
     name: str
     retention: DurationLike
@@ -133,7 +127,7 @@ class SessionSupplier:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueSupplier:
-    """A store of one value for each key, kept without end."""
+    """A store of one value for each key, kept for ever."""
 
     name: str
 
@@ -184,7 +178,7 @@ logger = logging.getLogger(__name__)
 
 
 class TableShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must be the same for every process that opens the table; 0 where a kind has no such thing."""
+    """The properties on which all processes that open a table must agree; 0 where one does not apply."""
 
     kind: Kind
     name: str
@@ -211,7 +205,7 @@ class TableShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.kind != "key"
 
     def check_same(self, other: TableShape) -> None:
-        """`InvalidError` when the stored table is another one than the one asked for."""
+        """Raise `InvalidError` if the stored table is another one than the one requested."""
         for field in self.__struct_fields__:
             mine, stored = getattr(self, field), getattr(other, field)
             if mine != stored:
@@ -223,7 +217,7 @@ class TableShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class TableRules:
-    """A shape with what only the opening process knows: serdes and policies."""
+    """A shape with the settings of the opening process: serdes and policies."""
 
     shape: TableShape
     key: Serde[Any]
@@ -252,7 +246,7 @@ def table_rules(
     retention: DurationLike | None = None,
     on_key_error: str = "fail",
 ) -> TableRules:
-    """The table asked for, or the error that says what is wrong with it."""
+    """Return the rules of the requested table, or raise the error that says what is wrong with it."""
     consumed = Consumed() if consumed is None else consumed
     materialized = Materialized() if materialized is None else materialized
     if not isinstance(consumed, Consumed):

@@ -1,7 +1,7 @@
-"""Rows of a table by key, by keys, or all of them; expired windows are never among them.
+"""Read rows of a table by key, by keys, or all of them, without expired windows.
 
-Keys of a topic need not lie in the partition that hashing would choose (the producing application decides), so
-every partition is asked. Bounds are on ts: the window start, or the session end; both ends inclusive.
+Keys of a topic need not lie in the partition that hashing would choose (the producing application decides), so every
+partition is read. Bounds are on ts: the window start, or the session end; both ends inclusive.
 
 Thread rules:
 
@@ -37,7 +37,7 @@ class KeyEnds(NamedTuple):
 
 
 def rows_of_key(source: TableSource, key: bytes, first: int, last: int) -> list[pa.RecordBatch]:
-    """One key's rows."""
+    """Return one key's rows."""
     reader, found = source.runtime.reader(), []
     for state in source.partitions:
         earliest = max(first, state.readable_from)
@@ -56,7 +56,7 @@ def rows_of_key(source: TableSource, key: bytes, first: int, last: int) -> list[
 def rows_of_keys(
     source: TableSource, keys: Sequence[bytes] | pa.BinaryArray, first: int, last: int
 ) -> list[pa.RecordBatch]:
-    """Many keys' rows, in one look at each partition."""
+    """Return many keys' rows, with one lookup in each partition."""
     reader, found = source.runtime.reader(), []
     column = (keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary())).unique()
     for state in source.partitions:
@@ -77,9 +77,9 @@ def all_rows(
     keys: KeyEnds | None = None,
     batch_rows: int = 1 << 16,
 ) -> Iterator[pa.RecordBatch]:
-    """Every row in these bounds, in batches, in no promised order.
+    """Yield every row in these bounds, in batches, in no defined order.
 
-    All partitions are captured when the first batch is asked for, so that what is drained later is in none of them.
+    All partitions are captured when the first batch is taken, so none of them has rows that are drained later.
     """
     reader, scans = source.runtime.reader(), []
     with ExitStack() as opened:
@@ -154,7 +154,7 @@ class StoredRows:
         return self.source.dead_letters()
 
     def _started(self, batches: list[pa.RecordBatch], last: int) -> list[pa.RecordBatch]:
-        """Of sessions those that start at `last` or before."""
+        """Of sessions, return those that start at `last` or before."""
         if self.kind != "session" or last == LATEST:
             return batches
         return [batch.filter(pc.less_equal(batch.column("seq"), last)) for batch in batches]

@@ -1,15 +1,13 @@
-"""Answers of queries: rows as Python values, Arrow, pandas, polars and HTML.
+"""Query results: rows as Python values, Arrow, pandas, polars and HTML.
 
-The answer to a query: rows of a table as Python values, Arrow, pandas or polars.
+A `RowForm` describes what a kind of table stores and how that becomes values. The columns of a table over a topic:
+key, window_start, window_end (not for plain keys), value, timestamp, partition, offset. Keys and values are read
+with the table's serdes; a value of declared JSON fields is a struct. `timestamp` is that of the record that set the
+value, null where it had none.
 
-A `RowForm` says what a kind of table stores and how that becomes values. The columns of a table over a topic: key,
-window_start, window_end (not for plain keys), value, timestamp, partition, offset. Keys and values are read with the
-table's serdes; a value of declared JSON fields is a struct. `timestamp` is that of the record that set the value, null
-where it had none.
+In a notebook, tables and results show a few rows, HTML-escaped, and never scan the whole table.
 
-Tables and answers in a notebook: a few rows, everything escaped, never a scan of it all.
-
-Thread rule: values.
+Thread rule: immutable values.
 """
 
 from __future__ import annotations
@@ -36,18 +34,18 @@ if TYPE_CHECKING:
 
 
 def rows_html(table: pa.Table, total: int | None) -> str:
-    """The rows given, and how many there are (None: nobody counted)."""
+    """Render the given rows, and how many there are (None: not counted)."""
     types = [str(field.type) for field in table.schema]
     return grid_html(table.column_names, _values(table), total=total, types=types)
 
 
 def rows_text(table: pa.Table, total: int | None) -> str:
-    """The same for a terminal."""
+    """Render the same for a terminal."""
     return grid_text(table.column_names, _values(table), total=total)
 
 
 def table_html(table: TopicTable) -> str:
-    """What the table is and some of its rows: the first batch of a scan, no more."""
+    """Render a description of the table and some of its rows: the first batch of a scan."""
     shape = table.rules.shape
     told = facts_html(
         f"table {shape.name}",
@@ -67,7 +65,7 @@ def table_html(table: TopicTable) -> str:
 
 
 def some_rows(table: TopicTable) -> pa.Table | None:
-    """The first batch of a scan, no more; None when there is nothing."""
+    """Return the first batch of a scan; None if there is none."""
     first = next(table.batches(batch_rows=SHOWN_ROWS, timeout=0), None)
     return None if first is None else pa.Table.from_batches([first]).slice(0, SHOWN_ROWS)
 
@@ -85,7 +83,7 @@ RAW_NAMES = ("key", "ts", "seq", "value", "value_ts", "offset", "partition")
 class Row:
     """One window of one key; `window` is None in a table of plain keys.
 
-    `partition` and `offset` are whole numbers, those of the record that set the value; None where many make it.
+    `partition` and `offset` are those of the record that set the value; None where many records make it.
     """
 
     key: Any
@@ -97,29 +95,29 @@ class Row:
 
 
 class RowForm(Protocol):
-    """How the stored rows of one kind of table become values."""
+    """Converts the stored rows of one kind of table to values."""
 
     @property
     def name(self) -> str:
-        """The table's."""
+        """The table's name."""
 
     @property
     def stored(self) -> pa.Schema:
-        """The columns of rows as they are found."""
+        """The columns of stored rows."""
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that rows of an answer are sorted by."""
+        """The columns by which the rows of a result are sorted."""
 
     def typed(self, stored: pa.Table) -> pa.Table:
-        """Rows as users see them."""
+        """Return rows as users see them."""
 
     def values(self, stored: pa.Table) -> Iterator[Row]:
-        """The same as Python values."""
+        """Return the same as Python values."""
 
 
 class Rows(Sequence[Row]):
-    """The rows of an answer: iterate them, or take them as a table."""
+    """The rows of a result: iterate them, or take them as a table."""
 
     def __init__(self, stored: pa.Table, form: RowForm) -> None:
         self._stored = stored
@@ -128,7 +126,7 @@ class Rows(Sequence[Row]):
 
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch], form: RowForm, *, backward: bool = False) -> Rows:
-        """Rows in order of key, then window; backwards if asked."""
+        """Build a result, sorted by key, then window; reversed on request."""
         stored = pa.Table.from_batches(batches, form.stored)
         if stored.num_rows > 1:
             direction = "descending" if backward else "ascending"
@@ -173,7 +171,7 @@ class Rows(Sequence[Row]):
         return self._form.typed(self._stored.slice(0, SHOWN_ROWS))
 
     def to_arrow(self) -> pa.Table:
-        """One table with typed keys and values."""
+        """Return one table with typed keys and values."""
         if self._table is None:
             self._table = self._form.typed(self._stored)
         return self._table
@@ -226,14 +224,14 @@ class StoredForm:
 
 
 def window_of(shape: TableShape, ts: int, seq: int) -> TimeWindow | SessionWindow | None:
-    """The window of a stored row."""
+    """Return the window of a stored row."""
     if shape.kind == "window":
         return TimeWindow(ts, min(ts + shape.size_ms, LATEST))
     return SessionWindow(seq, ts) if shape.kind == "session" else None
 
 
 def typed(raw: pa.Table, rules: TableRules) -> pa.Table:
-    """Raw rows with keys and values as their serdes read them."""
+    """Return raw rows with keys and values as their serdes read them."""
     raw = raw.combine_chunks()
     shape = rules.shape
     key = rules.key.decode_column(_one(raw.column("key"))).require_good()

@@ -1,48 +1,44 @@
-"""The partitions of a table in storage: live where it is built, or as one commit left them.
+"""The partitions of a table in storage: live where it is built, or as of one commit.
 
-Which offsets of a partition speak of which windows: what `explain` reads again, and no more.
-
-Time is cut into cells, each the size of a window or a 256th of a time segment, whichever is more; no cell reaches over
-the border of a time segment. For every cell are kept
+Cells: which offsets of a partition have records of which windows, for `explain`. Time is cut into cells, each the
+size of a window or a 256th of a time segment, whichever is more; no cell crosses the border of a time segment. For
+every cell are kept
 
     count          records whose window (by its start; a session by its end) lies in the cell
     low, high      their lowest and highest offset
     dropped_from   the first offset that came when the window had expired; -1 for none
 
-C1  every record of a window that the table was given lies between `low` and `high` of the window's cell.
-C2  observed time never falls, so of one time segment nothing is stored any more from `dropped_from` on.
-C3  at most `MOST_CELLS` are kept: beyond that the ones go that expired, and of those the ones that were spoken of
-    longest ago.
+C1  every record of a window that the table has read lies between `low` and `high` of the window's cell.
+C2  observed time never decreases, so no record of a time segment is stored any more from `dropped_from` on.
+C3  at most `MOST_CELLS` are kept: beyond that expired ones are removed first, and of those the least recently
+    updated.
 
-One partition of a table in storage: its rows, and beside them in every checkpoint how far they go.
+Partition state: the rows of one partition, and with them in every checkpoint its progress. Rows: key = inner key, ts
+= window start (session end; 0 for plain keys), seq = 0 (session start), and
 
-Rows: key = inner key, ts = window start (session end; 0 for plain keys), seq = 0 (session start), and
-
-    value      the record's value, as it came
+    value      the record's value, as read
     value_ts   the record's timestamp, -1 for none
     offset     where the record lies in its partition
 
 The extra of a checkpoint is msgpack of `Progress`: the next offset, the observed time, the drainer's validation
-state and the cells of offsets belong to exactly these rows (I1), so a restart neither reads twice nor leaves out. So
-does `live`, what a replica of a hybrid table knows of its live topic (`replicas.upstream`); other tables have none. And
-`verdicts`, how many records of each verdict a push came to so far (`versions.ingesting`): whoever goes on from a commit
-goes on counting there. None is not zero: such a progress was saved by somebody who does not count them.
+state and the cells of offsets belong to exactly these rows (I1), so a restart neither reads a record twice nor
+leaves one out. The same holds for `live`, what a replica of a hybrid table knows of its live topic
+(`hybrid.replica`; None in other tables), and for `verdicts`, the counts of a push so far (`versions.ingest`), from
+which an ingest that resumes continues. None is not zero: such a progress was saved by code that does not count them.
 
-A partition that stopped at a fault is *frozen*: its progress stays as it was saved last, while others go on. Rows it
-stored since are written again when it is read again, and are the same.
+A partition that stopped at a fault is *frozen*: its progress stays as it was saved last, while others continue. Rows
+it stored since are written again when it is read again, and are the same.
 
-Where queries read: the partitions of a table in a storage runtime, live or as a commit left them.
-
-The live source is the builder's own: what was drained is visible at once, committed or not. A `Snapshot` is any
-process's view of one commit: it restores metadata only, starts no maintenance and so never writes or deletes;
-packs are read when a query asks for them. When the builder has gone on by more than the kept commits, its packs are
-gone, and reading says so (`MissingObjectError`); whoever holds the snapshot then moves on to a newer commit.
+Source: where queries read. The live source is the builder's own: drained rows are visible at once, committed or not.
+A `Snapshot` is any process's view of one commit: it restores metadata only, starts no maintenance and so never
+writes or deletes; packs are read when a query needs them. When the builder has advanced by more than the kept
+commits, the packs are gone, and reading raises `MissingObjectError`; the reader then moves to a newer commit.
 
 Thread rules:
 
-- cells: noted by the draining thread; a cell is replaced, never changed, so that any thread may look.
+- cells: updated by the draining thread; a cell is replaced, never changed, so that any thread may read it.
 - partition state: changed by the draining thread alone; `observed_ms` and `next_offset` may be read from any.
-- source: reading from any thread; `Snapshot.show` and `close` by one at a time while nobody reads.
+- source: reading from any thread; `Snapshot.show` and `close` by one at a time while there are no readers.
 """
 
 from __future__ import annotations
@@ -86,7 +82,7 @@ if TYPE_CHECKING:
 
 MOST_CELLS: Final = 1024
 CELLS_OF_A_SEGMENT: Final = 256
-MOST_AT_ONCE: Final = 1 << 15  # cells that a batch may span and still be counted in a row of counters
+MOST_AT_ONCE: Final = 1 << 15  # cells that a batch may span and still be counted in an array
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -108,11 +104,11 @@ class OffsetCells:
         self.cells: dict[int, Cell] = {}
 
     def find(self, ts: int) -> Cell | None:
-        """The cell of a window, if it is kept."""
+        """Return the cell of a window, if it is kept."""
         return self.cells.get(self._number(ts))
 
     def note(self, ts: Int64s, offsets: Int64s, dropped: Int64s, first_readable_ts: int) -> None:
-        """Records with these times at these ascending offsets came; `dropped` are the rows that had expired."""
+        """Record these times at these ascending offsets; `dropped` are the rows that had expired."""
         if not len(ts):
             return
         first, last = self._number(int(ts.min())), self._number(int(ts.max()))
@@ -139,10 +135,10 @@ class OffsetCells:
             self._add(first + at, int(counts[at]), int(lows[at]), int(highs[at]))
 
     def _note_far(self, numbers: Int64s, offsets: Int64s) -> None:
-        """Windows that lie too far apart for a row of counters."""
+        """Record times that are too far apart for an array of counters."""
         cells, owners = np.unique(numbers, return_inverse=True)
         low, high = np.empty(len(cells), np.int64), np.empty(len(cells), np.int64)
-        low[owners[::-1]] = offsets[::-1]  # of equal places the last one written stays
+        low[owners[::-1]] = offsets[::-1]  # of equal cells the last assignment counts
         high[owners] = offsets
         counts = np.bincount(owners)
         for noted in zip(cells.tolist(), counts.tolist(), low.tolist(), high.tolist(), strict=True):
@@ -186,7 +182,7 @@ KEY_BUCKET_MS: Final = 60_000
 
 
 class Counts(msgspec.Struct):
-    """What became of a partition's records, since the table began."""
+    """Counters of a partition's records by outcome, since the table was created."""
 
     applied: int = 0
     deleted: int = 0
@@ -197,12 +193,12 @@ class Counts(msgspec.Struct):
     repeated: int = 0  # left out by validation as repeats
     skipped_offsets: int = 0  # aged out of the topic before they were read
     letters_not_kept: int = 0  # dead letters beyond the bytes that are kept of them
-    fenced: int = 0  # left out because another one led the partition by then
+    fenced: int = 0  # left out because another leader had the partition by then
     faulty: int = 0  # left out by validation, because they are not what their producer sent
 
 
 class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What a checkpoint says beside the rows."""
+    """The progress that a checkpoint stores with the rows."""
 
     version: int
     next_offset: int
@@ -259,11 +255,11 @@ class PartitionState(StoreState):
 
     @property
     def live_from(self) -> int:
-        """Where the earliest live time segment begins: what lies before it is given back."""
+        """The start of the earliest live time segment: older segments are freed."""
         return self.expiry.first_live_ts(self.observed_ms)
 
     def freeze(self) -> None:
-        """Save nothing new from now on."""
+        """Save no new progress from now on."""
         self._is_frozen = True
 
     def encode_progress(self) -> bytes:
@@ -313,7 +309,7 @@ class PartitionState(StoreState):
 
 
 def open_store(context: RuntimeContext, state: PartitionState) -> WindowStore | SessionStore | KeyValueStore:
-    """The store that the builder writes a partition through; opening it drops expired time segments."""
+    """Open the store through which the builder writes a partition; this drops expired time segments."""
     shape = state.shape
     if shape.kind == "key":
         return KeyValueStore(context, state)
@@ -324,7 +320,7 @@ def open_store(context: RuntimeContext, state: PartitionState) -> WindowStore | 
 
 # --- source
 
-READERS: Final = 32  # loads at once: they mostly wait for files, and what they merge is bounded apart
+READERS: Final = 32  # concurrent loads: they mostly wait for files, and merging is bounded separately
 At = TypeVar("At")
 Source = TypeVar("Source")
 LETTERS = StoreSpec(
@@ -343,7 +339,7 @@ LETTERS = StoreSpec(
 
 
 class LettersState:
-    """The dead letters of a table; beside them in every checkpoint, how many bytes of them are kept."""
+    """The dead letters of a table, and in every checkpoint how many bytes of them are kept."""
 
     def __init__(self) -> None:
         self._index = BucketIndex(LETTERS)
@@ -362,7 +358,7 @@ class LettersState:
 
 @dataclass(frozen=True)
 class TableSource:
-    """A table's partitions, ready to be read.
+    """A table's partitions, ready for reading.
 
     `cut` is held while a piece of the topic becomes visible, and while a scan captures all partitions.
     """
@@ -375,7 +371,7 @@ class TableSource:
     cut: threading.Lock = field(default_factory=threading.Lock)
 
     def key(self, key: Any) -> bytes:
-        """A key as this table stores it."""
+        """Return a key as this table stores it."""
         raw = self.rules.key.encode(key)
         if raw is None:
             raise TypeError("key must not be None")
@@ -383,11 +379,11 @@ class TableSource:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The offset after the last record that is seen here, by partition."""
+        """Partition → the offset after the last visible record."""
         return {state.partition: state.next_offset for state in self.partitions}
 
     def dead_letters(self) -> pa.Table:
-        """Records that were set aside, with where they came from and why."""
+        """Return records that were set aside, with their place and the reason."""
         pieces: list[pa.Table] = []
         with self.runtime.reader().scan(self.task, self.letters) as scan:
             for batch in scan:
@@ -405,7 +401,7 @@ class TableSource:
 
 
 def attach(runtime: WorkerStorageRuntime, rules: TableRules) -> TableSource:
-    """Give the runtime the stores of the table; restored ones come with their content."""
+    """Attach the stores of the table to the runtime; restored ones come with their content."""
     shape = rules.shape
     states = [PartitionState(shape, number) for number in shape.partitions]
     letters = LettersState()
@@ -420,7 +416,7 @@ def task_of(shape: TableShape) -> str:
 
 
 class Snapshot(Generic[At, Source]):
-    """A table as one commit left it: metadata restored from the tokens of its storage tasks, nothing ever written."""
+    """A table as of one commit: metadata restored from the tokens of its storage tasks; it never writes."""
 
     def __init__(
         self,
@@ -432,7 +428,7 @@ class Snapshot(Generic[At, Source]):
         *,
         clock: Clock,
     ) -> None:
-        """`attach` gives the restored runtime the stores of the table; what it returns is what is read."""
+        """`attach` attaches the table's stores to the restored runtime; reads use what it returns."""
         self.backend = backend
         config = replace(config, max_inflight_loads=READERS)
         self._runtime = WorkerStorageRuntime.open(
@@ -458,7 +454,7 @@ class Snapshot(Generic[At, Source]):
 def stored_snapshot(
     backend: StorageBackend, rules: TableRules, commit: Commit, *, clock: Clock
 ) -> StoredSnapshot:
-    """A table that is built from a topic, as this commit left it."""
+    """Open a table that is built from a topic, as of this commit."""
     tokens = {task_of(rules.shape): commit.token}
     config = StorageConfig(retained_checkpoints=2)
     return Snapshot(backend, config, commit, tokens, partial(attach, rules=rules), clock=clock)
@@ -480,7 +476,7 @@ class StoredCommits:
         clock: Clock,
         only: StoredCommit | None = None,
     ) -> None:
-        """`rules_of` gives the rules to read a stored shape with; with `only` that commit is served, whatever comes."""
+        """`rules_of` gives the rules for reading a stored shape; with `only` that commit is served for good."""
         self.name = name
         self._backend, self._rules_of, self._clock, self._only = backend, rules_of, clock, only
 
@@ -510,7 +506,7 @@ class StoredCommits:
 
 
 class _KeptOpen:
-    """A backend that several runtimes share: all is the backend's own, but none of them closes it."""
+    """A backend shared by several runtimes: their `close` does not close it."""
 
     def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
@@ -519,10 +515,10 @@ class _KeptOpen:
         return getattr(self._backend, name)
 
     def close(self) -> None:
-        """Whoever opened it closes it."""
+        """Do nothing: the opener closes it."""
 
 
 def kept_open(backend: StorageBackend) -> StorageBackend:
-    """The backend for one of several runtimes that share it."""
+    """Return the backend for one of several runtimes that share it."""
     shared: Any = _KeptOpen(backend)
     return cast("StorageBackend", shared)

@@ -1,20 +1,20 @@
 """One class reads every kind of table: results of apps, tables over topics, pushed versions, replicas.
 
-Reads are of the newest commit, whichever process makes it (`CommitFollower`). Bounds are inclusive at both ends, as in
-Kafka Streams: of a window its start counts, and a session is found when it touches them (it ends at or after the first
-moment and starts at or before the second). Times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`; UTC where no
-zone is given) or a datetime of Python, pandas, numpy or Arrow. Answers come in order of key and then window, or
-backwards. What lies beyond the table's retention is not answered, wherever it still lies. `at_least` waits until the
-table has seen these offsets (partition → next offset), at most `timeout`.
+Reads are of the newest commit, whichever process makes it (`CommitFollower`). Bounds are inclusive at both ends, as
+in Kafka Streams: of a window its start counts, and a session is found when it touches them (it ends at or after the
+first moment and starts at or before the second). Times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`; UTC
+where no zone is given) or a datetime of Python, pandas, numpy or Arrow. Results are sorted by key and then window,
+or backwards. Rows beyond the table's retention are not returned, also if they are still stored. `at_least` waits
+until the table has seen these offsets (partition → next offset), at most `timeout`.
 
-A call that a kind of table cannot answer raises `UnsupportedError`, which says why.
+A call that a kind of table does not support raises `UnsupportedError`, which says why.
 
-Q1  a query takes its rows' source once and keeps it to its end, with the serdes that belong to it: an answer is of one
-    commit (of one version of a pushed table), and a scan is so from its first batch to its last.
-Q2  a commit that is collected while it is read is never mixed with another: a query begins again with the newest one,
-    and a scan that has given a batch ends with `CommitGoneError`.
+Q1  a query pins its row source once, with the serdes that belong to it, until it ends: every result is of one commit
+    (of one version of a pushed table), and a scan is of one commit from its first batch to its last.
+Q2  a commit that is collected while it is read is never mixed with another: a query is repeated on the newest one,
+    and a scan that has returned a batch ends with `CommitGoneError`.
 
-Thread rule: from any thread; queries do not wait for each other. `close` when nobody asks any more.
+Thread rule: from any thread; queries do not wait for each other. `close` when no query runs any more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULT_TIMEOUT = "30s"
 
 
 class RowSource(Protocol):
-    """What queries read: the rows of a table as one commit has them, or as they come where it is built."""
+    """The rows that queries read: as of one commit, or live where the table is built."""
 
     @property
     def kind(self) -> str:
@@ -51,18 +51,18 @@ class RowSource(Protocol):
 
     @property
     def form(self) -> RowForm:
-        """What its rows become."""
+        """The form that turns stored rows into results."""
 
     def encoded(self, key: Any) -> bytes | None:
-        """A key as it is stored."""
+        """Return a key as it is stored."""
 
     def find(self, keys: Sequence[bytes], first: int, last: int) -> list[pa.RecordBatch]:
-        """The rows of these keys inside the bounds, as stored."""
+        """Return the rows of these keys inside the bounds, as stored."""
 
     def scan(
         self, first: int, last: int, *, keys: KeyEnds | None = None, batch_rows: int = 1 << 16
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of all keys, or of those in a range, inside the bounds, as stored."""
+        """Return the rows of all keys, or of a key range, inside the bounds, as stored."""
 
     def late(self) -> pa.Table: ...
 
@@ -70,20 +70,20 @@ class RowSource(Protocol):
 
 
 class Waiting(TypedDict, total=False):
-    """What every question takes: which offsets the answer must have seen, and how long to wait for that."""
+    """Options of every query: the offsets that the result must include, and how long to wait for them."""
 
     at_least: Positions
     timeout: int | DurationLike
 
 
 class Asking(Waiting, total=False):
-    """What questions for many rows take: also, whether the last come first."""
+    """Options of queries for many rows: also, whether the order is reversed."""
 
     backward: bool
 
 
 class Table(ABC):
-    """The calls of every table. Use it with `with`, or close it."""
+    """The queries of every table. Use it with `with`, or close it."""
 
     @property
     @abstractmethod
@@ -93,9 +93,9 @@ class Table(ABC):
     def _pinned(
         self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> AbstractContextManager[RowSource]:
-        """What is read, once it has seen what is asked for; it stays as it is until the block ends (Q1).
+        """The row source at a commit that includes the requested offsets; fixed until the block ends (Q1).
 
-        `CommitGoneError` comes out of the block where what it read was collected meanwhile.
+        The block raises `CommitGoneError` if the commit was collected meanwhile.
         """
 
     @abstractmethod
@@ -116,8 +116,8 @@ class Table(ABC):
         end: MomentLike | None = None,
         **waiting: Unpack[Waiting],
     ) -> Any:
-        """The value of the window (session) that starts there, and ends there if that is said; of a plain key its
-        value. None when there is none."""
+        """Return the value of the window (session) that starts there, and ends there if an end is given; of a plain
+        key its value. None if there is none."""
         at = 0 if start is None else moment_ms(start)
         until = None if end is None else moment_ms(end)
 
@@ -135,7 +135,7 @@ class Table(ABC):
     def fetch(
         self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST, **asking: Unpack[Asking]
     ) -> Rows:
-        """One key's windows that start in [from, to], its sessions that touch it, or the row of a plain key."""
+        """Return one key's windows that start in [from, to], its sessions that touch it, or the row of a plain key."""
         return self.fetch_many([key], start_from, start_to, **asking)
 
     def fetch_many(
@@ -145,7 +145,7 @@ class Table(ABC):
         start_to: MomentLike = LATEST,
         **asking: Unpack[Asking],
     ) -> Rows:
-        """The same of many keys, in one go."""
+        """Return the same as `fetch` for many keys, in one lookup."""
         first, last = _bounds(start_from, start_to)
         return self._rows(
             lambda source: source.find([_key(source, key) for key in keys], first, last) if keys else [],
@@ -160,7 +160,7 @@ class Table(ABC):
         start_to: MomentLike = LATEST,
         **asking: Unpack[Asking],
     ) -> Rows:
-        """The same of all keys from one to another by their bytes, None for an open end."""
+        """Return the same for all keys in a range of their bytes; None is an open end."""
         first, last = _bounds(start_from, start_to)
 
         def look(source: RowSource) -> Sequence[pa.RecordBatch]:
@@ -172,12 +172,12 @@ class Table(ABC):
     def fetch_all(
         self, start_from: MomentLike = 0, start_to: MomentLike = LATEST, **asking: Unpack[Asking]
     ) -> Rows:
-        """The same of all keys."""
+        """Return the same for all keys."""
         first, last = _bounds(start_from, start_to)
         return self._rows(lambda source: list(source.scan(first, last)), **asking)
 
     def all(self, **asking: Unpack[Asking]) -> Rows:
-        """Everything; for large tables `scan` needs less memory."""
+        """Return everything; for large tables `scan` needs less memory."""
         return self.fetch_all(**asking)
 
     find_sessions = fetch
@@ -205,10 +205,10 @@ class Table(ABC):
         at_least: Positions = None,
         timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Iterator[pa.RecordBatch]:
-        """All rows of one commit inside the bounds as typed Arrow batches of bounded size, in no promised order.
+        """Yield all rows of one commit inside the bounds as typed Arrow batches of bounded size, in no defined order.
 
-        The commit is the newest when the first batch is taken, and is held until the iterator ends or is closed. When
-        it is collected before the end, `CommitGoneError` says so.
+        The commit is the newest when the first batch is taken, and is held until the iterator ends or is closed. If
+        it is collected before the end, `CommitGoneError` is raised.
         """
         bounds = _bounds(start_from, start_to)
         for attempt in range(TRIES):
@@ -228,29 +228,29 @@ class Table(ABC):
     # -- all of it -------------------------------------------------------------------------------
 
     def to_arrow(self) -> pa.Table:
-        """Everything as one Arrow table, in order of key and window."""
+        """Return everything as one Arrow table, sorted by key and window."""
         return self.all().to_arrow()
 
     def to_pandas(self) -> Any:
-        """Everything as a pandas DataFrame."""
+        """Return everything as a pandas DataFrame."""
         return self.all().to_pandas()
 
     def to_polars(self) -> Any:
-        """Everything as a polars DataFrame. Needs polars (the `polars` extra)."""
+        """Return everything as a polars DataFrame. Needs polars (the `polars` extra)."""
         return self.all().to_polars()
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
-        """The last commit as a Spark DataFrame, read by executors; with `columns`, only they are read."""
+        """Return the last commit as a Spark DataFrame, read by executors; with `columns`, only they are read."""
         raise UnsupportedError(f"table {self.name} cannot be opened by Spark's executors; use to_arrow()")
 
     def sql(self, query: str) -> pa.Table:
-        """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
+        """Run an SQL query: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
         from tidegate.tables.export import ask
 
         return self._read(lambda source: ask(query, _schema(source), _typed_batches(source)))
 
     def export(self, path: str | Path) -> int:
-        """Write all rows into a Parquet file, complete or not at all; how many there were."""
+        """Write all rows to a Parquet file, atomically; return how many there were."""
         from tidegate.tables.export import write_parquet
 
         return self._read(lambda source: write_parquet(Path(path), _schema(source), _typed_batches(source)))
@@ -258,22 +258,22 @@ class Table(ABC):
     # -- beside the rows -------------------------------------------------------------------------
 
     def late(self) -> pa.Table:
-        """Records that came too late, or from the future: whole, with which window did not take them and why."""
+        """Return late and future records: whole, with the window that did not accept them and the reason."""
         return self._read(lambda source: source.late(), timeout=0)
 
     def dead_letters(self) -> pa.Table:
-        """Records that were set aside because their key or value could not be read, with the reason."""
+        """Return records whose key or value could not be read, with the reason."""
         return self._read(lambda source: source.dead_letters(), timeout=0)
 
     def changes(self, limit_rows: int = 1_000_000) -> Subscription:
-        """The changes from now on, as `Change(new, old)`; only where the table is built."""
+        """Subscribe to the changes from now on, as `Change(new, old)`; only where the table is built."""
         raise UnsupportedError(
             f"table {self.name} is read from its commits, and changes are told where it is built; read the table, or "
             "the topic that its changes go to, instead"
         )
 
     def explain(self, key: Any, start: MomentLike | None = None, end: MomentLike | None = None) -> Any:
-        """Which records made a value, what was left out and why, and what it still waits for."""
+        """Explain which records made a value, which were left out and why, and which are not read yet."""
         raise UnsupportedError(f"table {self.name} has no log to find the records of {key!r} in")
 
     # -- inside ----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Table(ABC):
         at_least: Positions = None,
         timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Answer:
-        """Ask one source; begin again where its commit is collected meanwhile (Q2)."""
+        """Run a query on one source; repeat it if its commit is collected meanwhile (Q2)."""
         for attempt in range(TRIES - 1):
             try:
                 with self._pinned(at_least, timeout, is_retry=attempt > 0) as source:
@@ -316,7 +316,7 @@ def _key(source: RowSource, key: Any) -> bytes:
 
 
 def _ends(source: RowSource, from_key: Any, to_key: Any) -> KeyEnds | None:
-    """The key range as bytes; None, with a warning, when it is turned round."""
+    """Return the key range as bytes; None, with a warning, if it is reversed."""
     low, high = source.encoded(from_key), source.encoded(to_key)
     if low is not None and high is not None and low > high:
         warnings.warn(
@@ -341,5 +341,5 @@ def _typed_batches(
 
 
 def _bounds(first: MomentLike, last: MomentLike) -> tuple[int, int]:
-    """Both as epoch milliseconds; nothing lies before the epoch."""
+    """Return both bounds as epoch milliseconds; nothing is before the epoch."""
     return max(0, moment_ms(first)), moment_ms(last)

@@ -1,18 +1,19 @@
-"""What the keys and values of a topic of results are, recorded with the topic by the app that writes it.
+"""The encoding of an output topic's keys and values, recorded with the topic by the app that writes it.
 
-Windows' sizes, serdes and `emit` are not in the bytes of a record, so records of two encodings in one topic could not
-be told apart. The first app that writes to a topic records the encoding; another one is refused while the topic
+Windows' sizes, serdes and `emit` are not in the bytes of a record, so records of two encodings in one topic could
+not be told apart. The first app that writes to a topic records the encoding; another one is refused while the topic
 holds records.
 
-| log | where the record is |
+| log | where the encoding is stored |
 |---|---|
-| an embedded log | in its catalog, with the topic: it goes when the topic is deleted |
+| an embedded log | in its catalog, with the topic: it is deleted with the topic |
 | a Kafka cluster, whose topics have no settings of ours | in the app's state, `tables/@encodings/TOPIC` |
 
-Values that are JSON objects name their fields, so fields may come and go; the record keeps every field there was, and
-a field whose type changes is another encoding. Avro values from a schema registry name their schema in each record.
+Values that are JSON objects name their fields, so fields may be added and removed; the stored encoding keeps every
+field there was, and a field whose type changes is another encoding. Avro values from a schema registry name their
+schema in each record.
 
-Thread rule: one master records; anybody reads.
+Thread rule: one coordinator records; any thread reads.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class TopicEncoding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_update_changelog(self) -> bool:
-        """Whether one window may come several times, each with its new value."""
+        """Whether one window may occur several times, each time with its new value."""
         return self.emit == "update"
 
     @property
     def window_size_ms(self) -> int | None:
-        """How long the windows are; None where that is not fixed or there are none."""
+        """The size of the windows; None where it is not fixed or there are none."""
         window = self.window or {}
         size = window.get("size_ms", window.get("difference_ms"))
         return None if size is None else int(size)
@@ -63,7 +64,7 @@ class TopicEncoding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_encoding(log: Log | KafkaLog, backend: StorageBackend, topic: str) -> TopicEncoding | None:
-    """What was recorded of an existing topic; None where nothing was."""
+    """Return the recorded encoding of an existing topic; None if there is none."""
     found = None if isinstance(log, Log) else backend.read_published(_name(topic))
     try:
         if isinstance(log, Log):
@@ -82,7 +83,7 @@ def read_encoding(log: Log | KafkaLog, backend: StorageBackend, topic: str) -> T
 def record_encoding(
     log: Log | KafkaLog, backend: StorageBackend, topic: str, encoding: TopicEncoding
 ) -> None:
-    """Record the encoding of an existing topic, in place of what was recorded before."""
+    """Record the encoding of an existing topic, replacing an earlier one."""
     if isinstance(log, Log):
         log.record_encoding(topic, msgspec.to_builtins(encoding))
         return
@@ -98,7 +99,7 @@ def record_encoding(
 
 
 def require_fit(topic: str, recorded: TopicEncoding, now: TopicEncoding, app: str) -> TopicEncoding:
-    """What to record so that both fit; `InvalidError` where records of the two could not be told apart."""
+    """Return an encoding that covers both; `InvalidError` where records of the two could not be told apart."""
     changed = [
         f"its {name} was {getattr(recorded, field)} and would be {getattr(now, field)}"
         for field, name in (
@@ -123,7 +124,7 @@ def require_fit(topic: str, recorded: TopicEncoding, now: TopicEncoding, app: st
 
 
 def _joined(recorded: Any, now: Any) -> Any:
-    """The value's document with the fields of both; None where they do not go together."""
+    """Return the value's document with the fields of both; None if they are incompatible."""
     if recorded == now:
         return now
     if not (isinstance(recorded, dict) and isinstance(now, dict)):

@@ -1,15 +1,12 @@
-"""A table over a topic as its users hold it, and the tables of a state folder.
+"""A table over a topic, as users hold it: builder or reader, commits, changes, explanations; and stored tables.
 
-A table over a topic as its users hold it: builder or reader, commits, changes, explanations.
-
-The process that got the lease builds the table (`role` "builder") and reads its own rows as they come. Every other
-one is a "reader": it shows the last commit and moves on as new ones appear, without a lock and without reading the
+The process that has the lease builds the table (`role` "builder") and reads its own rows as they arrive. Every other
+process is a "reader": it serves the last commit and follows newer ones, without a lock and without reading the
 topic. When the builder is gone, a reader that follows the table, or waits for more of it, becomes the builder; one
 that was opened with `read_only=True` never does.
 
-Tables as they lie in a state folder: which there are, and each as a commit left it, without its log.
-
-For looking around and for tools; an application opens its table with the log it is built from.
+Stored tables are opened from a state folder as of a commit, without their log. This is for tools; an application
+opens its table with the log it is built from.
 
 Thread rule: queries from any thread; `catch_up`, `commit` and `close` from one at a time.
 """
@@ -58,10 +55,10 @@ Follower: TypeAlias = "CommitFollower[StoredCommit, StoredSnapshot] | PinnedComm
 
 
 class TableAt(Table):
-    """A table as one of its last commits left it; close it, or its table."""
+    """A table as of one of its last commits; close it, or its table."""
 
     def __init__(self, follower: Follower) -> None:
-        """`follower` has one commit only."""
+        """`follower` serves one commit only."""
         follower.refresh()
         self._follower = follower
 
@@ -93,7 +90,7 @@ class TableAt(Table):
         return self._snapshot.source
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
-        """This commit as a Spark DataFrame; with `columns`, only they are read."""
+        """Return this commit as a Spark DataFrame; with `columns`, only they are read."""
         from tidegate.tables.export import spark_frame
 
         return spark_frame(spark, self._snapshot.backend, self.rules, self.commit.number, columns=columns)
@@ -168,7 +165,8 @@ class TopicTable(Table):
 
     @property
     def position(self) -> dict[int, int]:
-        """What has been seen: partition → the offset after it. Good as `at_least` of any process's query."""
+        """The positions of the table: partition → the offset after the last record read. Usable as `at_least` in
+        any process."""
         if self._builder is not None:
             return self._builder.source.positions
         if self._commits.newest() is None:
@@ -178,7 +176,7 @@ class TopicTable(Table):
 
     @property
     def lag(self) -> int:
-        """How many offsets of the topic the table has not seen yet."""
+        """The number of offsets of the topic that the table has not read yet."""
         position = self.position
         with self._log.reader(self.rules.shape.topic, start="latest") as reader:
             ends: dict[int, int] = reader.end_offsets()
@@ -186,7 +184,7 @@ class TopicTable(Table):
 
     @property
     def counts(self) -> Counts:
-        """What became of the records so far."""
+        """Counters of the records read so far, by outcome."""
 
         def summed(rows: Any) -> Counts:
             total = Counts()
@@ -200,7 +198,7 @@ class TopicTable(Table):
     # -- going on --------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Go on in the background: build the table if it is ours, else build it once nobody else does."""
+        """Build in the background if the lease is free, else once it becomes free."""
         self._check_open()
         with self._lock:
             self._follows = True
@@ -212,10 +210,10 @@ class TopicTable(Table):
             self._successor.start()
 
     def catch_up(self, timeout: int | DurationLike = "60s") -> dict[int, int]:
-        """See everything that is in the topic now; the position then.
+        """Read everything that is in the topic now; return the position then.
 
-        A builder that does not follow reads it here and commits, and gives up when nothing comes for `timeout`; one
-        that does, and a reader, wait for it.
+        A builder that does not follow reads here and commits, and stops when no record arrives for `timeout`; a
+        builder that follows, and a reader, wait for it.
         """
         self._check_open()
         timeout_ms = milliseconds(timeout)
@@ -229,7 +227,7 @@ class TopicTable(Table):
         return self.position
 
     def commit(self, timeout: int | DurationLike = DEFAULT_TIMEOUT) -> Commit:
-        """Make what is drained by now readable for other processes and for a restart."""
+        """Commit what is drained, so that other processes can read it and a restart begins there."""
         self._check_open()
         if self._builder is None:
             raise InvalidError(f"table {self.name} is built by another process, which commits it")
@@ -243,13 +241,13 @@ class TopicTable(Table):
         return newest
 
     def commits(self) -> tuple[Commit, ...]:
-        """The commits that `as_of` reaches, oldest first."""
+        """The commits that `as_of` can read, oldest first."""
         self._check_open()
         found = load_commits(self._backend, self.name)
         return () if found is None else found[0].commits
 
     def as_of(self, commit: Commit | int) -> TableAt:
-        """The table as this commit (or the one of this number) left it, with the same queries."""
+        """Return the table as of this commit (or the one of this number), with the same queries."""
         self._check_open()
         number = commit.number if isinstance(commit, Commit) else commit
         known = {each.number: each for each in self.commits()}
@@ -263,9 +261,10 @@ class TopicTable(Table):
         return past
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
-        """The last commit, as it is when a query runs, as a Spark DataFrame; with `columns`, only they are read.
+        """Return the last commit, as of the time a query runs, as a Spark DataFrame; with `columns`, only they are
+        read.
 
-        What this process has seen and not committed is not in it: `commit()` first.
+        Rows that this process has read and not committed are not in it: `commit()` first.
         """
         from tidegate.tables.export import spark_frame
 
@@ -273,7 +272,7 @@ class TopicTable(Table):
         return spark_frame(spark, self._backend, self.rules, None, columns=columns)
 
     def changes(self, limit_rows: int = 1_000_000) -> Subscription:
-        """The changes from now on, as `Change(new, old)`; only where the table is built."""
+        """Subscribe to the changes from now on, as `Change(new, old)`; only where the table is built."""
         self._check_open()
         if self._builder is None:
             raise UnsupportedError(
@@ -285,8 +284,8 @@ class TopicTable(Table):
     def explain(
         self, key: Any, start: MomentLike | None = None, end: MomentLike | None = None
     ) -> Explanation:
-        """Which records made this key's value (this window's, this session's), what was left out and why, and what it
-        still waits for."""
+        """Explain which records made the value of this key (window, session), which were left out and why, and
+        which are not read yet."""
         from tidegate.tables.explain import explain
 
         kind = self.rules.shape.kind
@@ -299,7 +298,7 @@ class TopicTable(Table):
         )
 
     def close(self) -> None:
-        """Commit what is drained, give the lease up, let everything go; fine to call twice."""
+        """Commit what is drained, release the lease and close everything; safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -350,7 +349,7 @@ class TopicTable(Table):
             self._clock.sleep_ms(10)
 
     def _take_over_if_due(self) -> Materialiser | None:
-        """Whoever waits for a table that nobody builds builds it; asked for now and then, not all the time."""
+        """Take over a table without a builder, for a caller that waits for it; checked at intervals."""
         if self._successor is None:
             return None
         self._successor.check()
@@ -361,7 +360,7 @@ class TopicTable(Table):
         return self._take_over()
 
     def _take_over(self) -> Materialiser | None:
-        """Become the builder, if there is none; the builder then."""
+        """Become the builder if there is none; return the builder then."""
         with self._lock:
             if self._builder is None and self._claim is not None and not self._closed:
                 self._builder = self._claim.attempt()
@@ -413,7 +412,7 @@ def open_committed(
     key: Serde[Any] | None = None,
     value: Serde[Any] | None = None,
 ) -> TableAt:
-    """A stored table as its last commit, or the one of this number, left it: no log is needed."""
+    """Open a stored table as of its last commit, or the one of this number; no log is needed."""
     found = load_commits(backend, name)
     if found is None:
         known = ", ".join(stored_tables(backend)) or "none"
@@ -434,23 +433,23 @@ def open_committed(
 def follow_stored(
     backend: StorageBackend, name: str, *, clock: Clock
 ) -> CommitFollower[StoredCommit, StoredSnapshot]:
-    """A stored table at its newest commit, also where it is made anew as another kind of table."""
+    """Open a stored table at its newest commit; it is followed also if it is rebuilt as another kind of table."""
     return CommitFollower(StoredCommits(backend, name, stored_rules, clock=clock), clock)
 
 
 def table_at(snapshot: StoredSnapshot) -> TableAt:
-    """The queries of a snapshot that is pinned."""
+    """Return the queries of a pinned snapshot."""
     return TableAt(PinnedCommit(snapshot))
 
 
 def stored_rules(
     shape: TableShape, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None
 ) -> TableRules:
-    """How a table is read by somebody who knows no more than its list of commits says."""
+    """Return the rules for reading a table of which only the commit list is known."""
     key, value = key or serde_named(shape.key_serde), value or serde_named(shape.value_serde)
     return TableRules(shape, key, value, Consumed(), "fail")
 
 
 def serde_named(written: str) -> Serde[Any]:
-    """The serde that a table was made with, where its name says all; bytes for every other."""
+    """Return the serde that a table was made with, if its name is enough to build it; bytes otherwise."""
     return {repr(serde): serde for serde in SERDES.values()}.get(written, SERDES["bytes"])

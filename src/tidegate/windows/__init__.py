@@ -1,1 +1,1 @@
-"""Windows over keyed events: kinds, time segments, window and session stores, deduplication."""
+"""Windows over keyed events: kinds, operators, aggregates, window and session stores, deduplication."""

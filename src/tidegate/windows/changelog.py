@@ -10,8 +10,8 @@ A store's retention is stream time and a topic's is wall clock, so the topic kee
 the sum never goes beyond 2**63 - 1. All have message.timestamp.type=CreateTime: a record's timestamp is that of the
 value, and a restored store needs it.
 
-Settings count in this order, the later over the earlier: `everywhere` (all topics of the application), what is
-reckoned here, `own` (this store's). So only a setting of the store itself changes the reckoned retention.
+Later settings override earlier ones: `everywhere` (all topics of the application), the computed ones, `own` (this
+store's). So only a setting of the store itself changes the computed retention.
 
 Thread rule: pure functions.
 """
@@ -30,7 +30,7 @@ ADDITIONAL_MS: Final = 86_400_000
 
 
 def changelog_name(application: str, store: str) -> str:
-    """The topic of a store's changelog."""
+    """Return the name of a store's changelog topic."""
     if not application or not store:
         raise InvalidError(
             f"a changelog is named after an application and a store, not {application!r} and {store!r}"
@@ -47,7 +47,7 @@ def changelog_settings(
     everywhere: Mapping[str, str] | None = None,
     own: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The settings of a store's changelog topic, ready for `Log.create_topic`."""
+    """Return the settings of a store's changelog topic, for `Log.create_topic`."""
     reckoned = {"message.timestamp.type": "CreateTime"}
     if kind == "key-value":
         if retention is not None or retain_duplicates:

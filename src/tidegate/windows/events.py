@@ -1,4 +1,4 @@
-"""What flows between operators: a batch of events, columns beside each other, no object a record.
+"""Batches of events, which operators exchange: columns, without an object per record.
 
 The user's columns are a record batch of their own, so that a column called `key` or `ts` means the user's and
 nothing else. `stream_time` is the largest event time seen up to and including each record, in offset order, of
@@ -36,13 +36,13 @@ NO_TIME = -1  # before any event: the clocks of Kafka Streams start here
 
 @dataclass(frozen=True, eq=False)
 class RowChanges:
-    """What makes events changes of a table's rows: each is about one row, which it sets, or takes away.
+    """Marks events as changes of a table's rows: each sets or deletes one row.
 
-    `weight` is 1 where the event is the row's new content and 0 where the row is gone. Behind `Retractions` every event
-    is counted `weight` times: 1 adds a row's new content, -1 takes back what it was before.
+    `weight` is 1 where the event is the row's new content and 0 where the row is deleted. After `Retractions` every
+    event is counted `weight` times: 1 adds a row's new content, -1 retracts its previous content.
     """
 
-    row: pa.BinaryArray  # the row's key in its table; null: it is no row's
+    row: pa.BinaryArray  # the row's key in its table; null: no row
     weight: Int64s
     written: Int64s  # the timestamp of the record that brought the change
 
@@ -59,13 +59,13 @@ class RowChanges:
 class EventBatch:
     """Events of one or several source partitions, in the order they are to be processed."""
 
-    key: pa.BinaryArray  # null: the record has none
+    key: pa.BinaryArray  # null: no key
     ts: Int64s
     offset: Int64s
     partition: Int32s
     stream_time: Int64s
     values: pa.RecordBatch
-    changes: RowChanges | None = None  # None: events of their own, no changes of a table's rows
+    changes: RowChanges | None = None  # None: plain events, not changes of a table's rows
 
     def __post_init__(self) -> None:
         lengths = {len(self.key), len(self.ts), len(self.offset), len(self.partition), len(self.stream_time)}
@@ -76,7 +76,7 @@ class EventBatch:
         return len(self.ts)
 
     def take(self, rows: Int64s | npt.NDArray[np.bool_]) -> EventBatch:
-        """Some of the events: by position, or where a mask is true."""
+        """Return some of the events: by position, or where a mask is true."""
         positions: Int64s = (
             np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
         )
@@ -94,7 +94,7 @@ class EventBatch:
         )
 
     def slice(self, start: int, stop: int) -> EventBatch:
-        """The events from `start` up to `stop`, without copying."""
+        """Return the events from `start` up to `stop`, without copying."""
         return EventBatch(
             key=self.key.slice(start, stop - start),
             ts=self.ts[start:stop],
@@ -110,12 +110,12 @@ class EventBatch:
 
 
 def weights(events: EventBatch) -> Int64s:
-    """How often each event counts: once, unless it is a change of a table's row."""
+    """Return how often each event counts: once, unless it is a change of a table's row."""
     return np.ones(len(events), np.int64) if events.changes is None else events.changes.weight
 
 
 def no_events(values: pa.Schema) -> EventBatch:
-    """No event at all, with these columns."""
+    """Return an empty batch with these columns."""
     none = np.empty(0, np.int64)
     empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
     return EventBatch(pa.array([], pa.binary()), none, none, np.empty(0, np.int32), none, empty)
@@ -128,7 +128,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def keep_events(batch: EventBatch, flags: Flags) -> EventBatch:
-    """The events whose flag is true."""
+    """Return the events whose flag is true."""
     count = int(np.count_nonzero(flags))
     if count == len(batch):
         return batch

@@ -1,4 +1,4 @@
-"""Windowed keys in Kafka Streams' bytes: one at a time, and whole columns.
+"""Encode and decode windowed keys in Kafka Streams' formats: one at a time, and whole columns.
 
 | format | bytes | where |
 |---|---|---|
@@ -6,18 +6,18 @@
 | changelog | inner, start i64, sequence i32 | a window store and its changelog |
 | session | inner, end i64, start i64 | sessions, in stores, changelogs and topics alike |
 
-Numbers are big-endian. `inner` is whatever the user's serde made of the raw key: it has any length and no length
-prefix, so a key is always cut from its end, and its format cannot be told from the bytes. A session's end comes
+Numbers are big-endian. `inner` is the raw key as encoded by the user's serde: it has any length and no length
+prefix, so a key is always split from its end, and its format cannot be told from the bytes. A session's end comes
 before its start. A time window's end is not stored: it is start + size, at most 2**63 - 1.
 
 I1  no key is invented: bytes that break a rule of their format raise `WindowedKeyFormatError`.
 I2  null and empty bytes mean "no key" (None), as Kafka Streams has it.
 
 A column is encoded or decoded by one kernel call. Tests check that it equals the functions for one key. A column may
-come from a source nobody controls, so a bad key is a verdict of its row; the caller says what that means
-(`require_good` raises and names the record). Rows whose key is null or empty are absent: neither good nor bad.
+come from an untrusted source, so a bad key is a verdict of its row, which the caller interprets (`require_good`
+raises and names the record). Rows whose key is null or empty are absent: neither good nor bad.
 
-Thread rule: values and pure functions. Buffers of a column are not copied, so nobody writes into them.
+Thread rule: values and pure functions. Buffers of a column are not copied and must not be written to.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class BinaryColumn(NamedTuple):
-    """One byte buffer, the n + 1 places where values begin and end, and which rows are not null."""
+    """One byte buffer, the n + 1 offsets of its values, and which rows are not null."""
 
     content: Bytes
     bounds: Int32s
@@ -52,12 +52,12 @@ class BinaryColumn(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes between the first and the last bound; under null rows may lie some too."""
+        """The bytes between the first and the last offset; null rows may cover some, too."""
         return int(self.bounds[-1] - self.bounds[0])
 
 
 def binary_column(array: pa.Array | pa.ChunkedArray) -> BinaryColumn:
-    """The buffers of a binary or string column, where they lie; slices are fine."""
+    """Return the buffers of a binary or string column, without copying; slices are fine."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type):
@@ -73,7 +73,7 @@ def binary_column(array: pa.Array | pa.ChunkedArray) -> BinaryColumn:
 
 
 def present_rows(array: pa.Array) -> Flags:
-    """Which rows are not null."""
+    """Return which rows are not null."""
     if array.null_count == 0:
         return np.ones(len(array), np.bool_)
     present: Flags = array.is_valid().to_numpy(zero_copy_only=False)
@@ -83,7 +83,7 @@ def present_rows(array: pa.Array) -> Flags:
 def make_binary(
     ends: Int32s, content: Bytes, present: Flags | None, kind: pa.DataType | None = None
 ) -> pa.Array:
-    """A column of what a kernel filled; `present` None when no row is null."""
+    """Return a column of a kernel's output; `present` None if no row is null."""
     mask, nulls = None, 0
     if present is not None:
         nulls = int(len(present) - np.count_nonzero(present))
@@ -97,7 +97,7 @@ def make_binary(
 
 
 def room_for(total_bytes: int, what: str) -> int:
-    """The size, once it is known to fit a column's 32-bit offsets."""
+    """Return the size after checking that it fits a column's 32-bit offsets."""
     if total_bytes > 2**31 - 1:
         raise InvalidError(f"{what} would take {total_bytes} bytes, above 2 GiB: give smaller batches")
     return total_bytes
@@ -114,7 +114,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 class KeyFormat(StrEnum):
-    """How a key and its window lie in the bytes."""
+    """The encoding of a key and its window."""
 
     TOPIC = "topic"
     CHANGELOG = "changelog"
@@ -122,7 +122,7 @@ class KeyFormat(StrEnum):
 
     @property
     def suffix_bytes(self) -> int:
-        """How many bytes follow the inner key."""
+        """The number of bytes after the inner key."""
         return {"topic": 8, "changelog": 12, "session": 16}[self.value]
 
 
@@ -139,7 +139,7 @@ class TimeWindow:
             raise InvalidError(f"a time window from {self.start} to {self.end} is empty")
 
     def overlaps(self, other: TimeWindow) -> bool:
-        """Whether some moment lies in both; a session is another kind and is refused."""
+        """Whether the two have a common point in time; a session is another kind and is refused."""
         if not isinstance(other, TimeWindow):
             raise TypeError(f"a time window cannot be compared with a {type(other).__name__}")
         return self.start < other.end and other.start < self.end
@@ -147,7 +147,7 @@ class TimeWindow:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SessionWindow:
-    """From the first event to the last, both included."""
+    """From the first event to the last, both inclusive."""
 
     start: int
     end: int
@@ -156,7 +156,7 @@ class SessionWindow:
         _check_bounds(self.start, self.end)
 
     def overlaps(self, other: SessionWindow) -> bool:
-        """Whether some moment lies in both; a time window is another kind and is refused."""
+        """Whether the two have a common point in time; a time window is another kind and is refused."""
         if not isinstance(other, SessionWindow):
             raise TypeError(f"a session cannot be compared with a {type(other).__name__}")
         return not (other.end < self.start or self.end < other.start)
@@ -176,9 +176,9 @@ class Windowed(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class KeyChecks:
-    """What decoding looks at beyond what makes a key impossible.
+    """Optional checks of decoding, beyond what makes a key impossible.
 
-    `strict` catches keys of another format by their structure, whatever their date:
+    `strict` detects keys of another format by their structure, whatever their date:
 
     - a time at or beyond `IMPLAUSIBLE`, the year 10889: bytes of the inner key, or the low half of a start, read as
       the high bytes of one;
@@ -188,8 +188,8 @@ class KeyChecks:
     - an inner key that ends with what would be a session's end: in topic format a time from the start up to a year
       later, in changelog format the high half of the start.
 
-    `inner_bytes` is the length of a key serde with a fixed one, which settles the last two; `advance_ms` is what every
-    start must be a multiple of.
+    `inner_bytes` is the length of a key serde with a fixed one, which settles the last two; `advance_ms` is what
+    every start must be a multiple of.
     """
 
     strict: bool = True
@@ -208,7 +208,7 @@ LENIENT: Final = KeyChecks(strict=False)
 
 
 def window_end(start: int, size_ms: int) -> int:
-    """The end of a time window; one beyond the largest number is cut there, with a warning."""
+    """Return the end of a time window; an end beyond the largest number is limited to it, with a warning."""
     if start + size_ms > LATEST:
         warnings.warn(
             f"a window of {size_ms} ms from {start} ends beyond the largest time; its end is given as {LATEST}",
@@ -222,7 +222,7 @@ def window_end(start: int, size_ms: int) -> int:
 def encode_key(
     inner: bytes | None, window: Window, key_format: KeyFormat, *, sequence: int = 0
 ) -> bytes | None:
-    """The bytes of a key in its window; none for no key."""
+    """Return the bytes of a key in its window; empty for no key."""
     if inner is None:
         return None
     if isinstance(window, SessionWindow) != (key_format is KeyFormat.SESSION):
@@ -239,7 +239,7 @@ def encode_key(
 def decode_key(
     key: bytes | None, key_format: KeyFormat, *, size_ms: int | None = None, checks: KeyChecks = STRICT
 ) -> Windowed[bytes] | None:
-    """The inner key and window of some bytes; None when there is no key.
+    """Return the inner key and window of some bytes; None if there is no key.
 
     `size_ms` is needed for time windows, whose end is not in the bytes, and refused for sessions.
     """
@@ -261,7 +261,7 @@ def decode_key(
 
 
 def check_size(key_format: KeyFormat, size_ms: int | None) -> None:
-    """A window size is given for time windows, and only for them."""
+    """Check that a window size is given for time windows, and only for them."""
     if key_format is KeyFormat.SESSION:
         if size_ms is not None:
             raise TypeError("sessions carry both their ends: they have no window size")
@@ -272,15 +272,15 @@ def check_size(key_format: KeyFormat, size_ms: int | None) -> None:
 
 
 def lower_range(inner: bytes) -> bytes:
-    """The least store key that any window of this key, or of one after it, can have."""
+    """Return the least store key that any window of this key, or of a later one, can have."""
     return inner + bytes(12)
 
 
 def upper_range(inner: bytes, latest_start: int) -> bytes:
-    """A store key that no window of `inner` starting at or before `latest_start` sorts after.
+    """Return a store key that no window of `inner` starting at or before `latest_start` sorts after.
 
     A longer key that begins with `inner` may sort after some of its windows, so a bound that keeps all of `inner`
-    could lie too low: bytes below the first byte of the start are left out. Rows must be judged again.
+    could be too low: bytes below the first byte of the start are left out. The rows found must be checked again.
     """
     suffix = struct.pack(">qi", latest_start, LARGEST_SEQUENCE)
     kept = len(inner)
@@ -320,7 +320,7 @@ def _fault(inner: bytes, suffix: bytes, key_format: KeyFormat, checks: KeyChecks
 
 
 def _other_format(inner: bytes, start: int, end: int, key_format: KeyFormat, checks: KeyChecks) -> str | None:
-    """What gives a key of another format away."""
+    """Return the sign that a key has another format, in words."""
     if end >= IMPLAUSIBLE:
         return f"{end} ms lies beyond the year 10889; is it in another format?"
     if checks.inner_bytes is not None or start == 0:
@@ -386,7 +386,7 @@ REASONS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class DecodedKeys:
-    """A column of windowed keys, taken apart; rows that are not good have a null inner key and zeros."""
+    """A decoded column of windowed keys; rows that are not good have a null inner key and zeros."""
 
     inner: pa.BinaryArray
     start: Int64s
@@ -402,22 +402,22 @@ class DecodedKeys:
 
     @property
     def good(self) -> Flags:
-        """Rows with a key."""
+        """The rows with a key."""
         return np.equal(self.verdict, kernels.GOOD)
 
     @property
     def bad(self) -> Flags:
-        """Rows whose bytes are no key of this format."""
+        """The rows whose bytes are no key of this format."""
         return np.greater(self.verdict, kernels.ABSENT)
 
     def reason(self, row: int) -> str:
-        """What is wrong with a row's key, in words."""
+        """Return what is wrong with a row's key, in words."""
         return f"{self.key_format.value} key with {REASONS[int(self.verdict[row])]}"
 
     def require_good(
         self, *, offsets: Int64s | None = None, topic: str | None = None, partition: int | None = None
     ) -> DecodedKeys:
-        """These keys, if no row is bad; else `WindowedKeyFormatError` about the first that is."""
+        """Return these keys if no row is bad; else raise `WindowedKeyFormatError` about the first that is."""
         if self.bad_rows == 0:
             return self
         row = int(np.argmax(self.bad))
@@ -427,7 +427,7 @@ class DecodedKeys:
         raise WindowedKeyFormatError(f"{' '.join(place)}: {self._explain(row)}")
 
     def _explain(self, row: int) -> str:
-        """The scalar decoder's words for a row, whose checks may be recovered from its verdict."""
+        """Return the scalar decoder's message for a row, whose checks may be recovered from its verdict."""
         key = self.source[row].as_py()
         size = None if self.key_format is KeyFormat.SESSION else 1
         try:
@@ -444,7 +444,7 @@ def decode_keys(
     size_ms: int | None = None,
     checks: KeyChecks = STRICT,
 ) -> DecodedKeys:
-    """Take a column of windowed keys apart. `size_ms` is needed for time windows and refused for sessions."""
+    """Decode a column of windowed keys. `size_ms` is needed for time windows and refused for sessions."""
     check_size(key_format, size_ms)
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
@@ -472,7 +472,7 @@ def encode_keys(
     end: Int64s | None = None,
     sequence: Int32s | None = None,
 ) -> pa.BinaryArray:
-    """Put inner keys and windows together. `end` is needed for sessions and refused for time windows."""
+    """Encode inner keys and windows. `end` is needed for sessions and refused for time windows."""
     if (end is not None) != (key_format is KeyFormat.SESSION):
         raise TypeError("session keys, and only they, have an end in their bytes")
     if sequence is not None and key_format is not KeyFormat.CHANGELOG:
@@ -506,7 +506,7 @@ def encode_keys(
 
 
 def partitions_of_inner_keys(inner: pa.Array | pa.ChunkedArray, partitions: int) -> Int32s:
-    """Where Kafka Streams puts windowed keys: by the inner key alone, so all windows of a key stay together.
+    """Return Kafka Streams' partition of windowed keys: by the inner key alone, so all windows of a key stay together.
 
     Rows without a key get -1.
     """

@@ -1,4 +1,4 @@
-"""The kinds of windows, the rule by which each one closes, and what makes records duplicates.
+"""The kinds of windows and when each one closes, and the definition of duplicates.
 
 | | tumbling, hopping | sliding | session |
 |---|---|---|---|
@@ -11,10 +11,9 @@
 A session that ends exactly where sessions close may still grow, so it can be read one millisecond longer than the
 least retention by default. Retention says how long windows can be read, and changes no result.
 
-Where no retention is said, windows are kept as long as they can change, and in a table for a day, or so long if that
-is more (`as_table`).
+Without a retention, windows are kept as long as they can change, and in a table for at least a day (`as_table`).
 
-No window starts before the epoch. Values only: nothing here knows of storage or clocks.
+No window starts before the epoch. Thread rule: values only; storage and clocks are not used here.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LatePolicy = Literal["drop", "forward"]
 
 @dataclass(frozen=True, slots=True, init=False)
 class Hopping:
-    """Windows of one size that start every `advance`; each event lies in size / advance of them."""
+    """Windows of one size that start every `advance`; each event is in size / advance of them."""
 
     size_ms: int
     advance_ms: int
@@ -64,7 +63,7 @@ class Hopping:
 
     @property
     def pane_ms(self) -> int:
-        """The width of the pieces every window is made of."""
+        """The width of the panes that every window consists of."""
         return gcd(self.size_ms, self.advance_ms)
 
     def close_time(self, stream_time: int) -> int:
@@ -75,7 +74,7 @@ class Hopping:
         return min(start + self.size_ms, LATEST)
 
     def starts(self, ts: int) -> range:
-        """Where the windows of an event start; none for a time before the epoch."""
+        """Return the starts of the windows of an event; none for a time before the epoch."""
         if ts < 0:
             return range(0)
         first = max(0, ts - self.size_ms + self.advance_ms) // self.advance_ms * self.advance_ms
@@ -83,7 +82,7 @@ class Hopping:
 
 
 class Tumbling(Hopping):
-    """Windows of one size, one after the other; each event lies in exactly one."""
+    """Consecutive windows of one size; each event is in exactly one."""
 
     __slots__ = ()
     name: ClassVar[str] = "tumbling"
@@ -96,7 +95,7 @@ class Tumbling(Hopping):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sliding:
-    """A window for every different set of events that lie within `difference` of each other."""
+    """A window for every distinct set of events that are within `difference` of each other."""
 
     difference_ms: int
     grace_ms: int
@@ -122,7 +121,7 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Session:
-    """A window for every burst of events with less than or exactly `gap` between neighbours."""
+    """A window for every burst of events with at most `gap` between neighbours."""
 
     gap_ms: int
     grace_ms: int
@@ -158,7 +157,7 @@ class Unlimited:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Deduplicate:
-    """What makes records one event, and for how long."""
+    """The columns that identify an event, and how long duplicates are detected."""
 
     columns: tuple[str, ...]
     within_ms: int
@@ -193,7 +192,7 @@ class Deduplicate:
 
     @property
     def retention_ms(self) -> int:
-        """How much stream time of ids is kept: what the oldest record that is not late can still meet."""
+        """The stream time for which ids are kept: the oldest id that a record which is not late can still match."""
         return min(self.within_ms + self.grace_ms, LATEST)
 
 
@@ -201,7 +200,7 @@ WindowKind: TypeAlias = "Tumbling | Hopping | Sliding | Session | Unlimited"
 
 
 def as_table(kind: WindowKind) -> WindowKind:
-    """The windows as a table keeps them: for a day at least, unless another retention was said."""
+    """Return the windows as a table keeps them: for at least a day, unless a retention was given."""
     if isinstance(kind, Unlimited) or kind.is_retention_said:
         return kind
     kept = copy(kind)

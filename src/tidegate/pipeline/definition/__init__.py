@@ -1,1 +1,1 @@
-"""What users say: App, Stream, steps and sinks; checked, explained and compared before anything runs."""
+"""The user-facing definition: App, Stream, steps and sinks, checked and explained before anything runs."""

@@ -1,7 +1,7 @@
-"""`App`: what runs under one name: where its log and state are, its flows, and how it is started.
+"""`App`: the flows that run under one name, where their log and state are, and how they are started.
 
-Nothing is opened, created or read by defining an app. `start` and `run` take the app's lease and begin rounds; the
-tables open the log for reading and keep it until `close`.
+Defining an app opens, creates and reads nothing. `start` and `run` take the app's lease and begin rounds. The table
+methods open the log for reading and keep it open until `close`.
 
     data="./data"                                      an embedded log in ./data/log, state in ./data/state
     log="kafka://broker:9092", state="s3://bucket/x"   a cluster's
@@ -50,13 +50,14 @@ RENAMED = {"read": "open_table"}
 
 
 class App:
-    """A name, a log, a state, and flows.
+    """An app: a name, a log, a state store, and flows.
 
-    `storage` bounds what a worker process may use, `client` are settings of the Kafka client. A source partition
-    without records for `idle_after` holds back neither re-keyed windows of the others nor records that are worked on in
-    one order of all partitions (`explain` says which flows do that). At the end of a run `until="caught_up"` partitions
-    that were read to their end are not waited for either. With None every partition is waited for, always: results
-    never depend on when records came, and what waits is told in `progress.waiting_for`.
+    `storage` limits what a worker process may use, `client` holds settings of the Kafka client. A source partition
+    without records for `idle_after` no longer holds back the watermark of re-keyed windows, nor steps that process
+    all partitions in one order (`explain` names those flows). At the end of a run with `until="caught_up"`,
+    partitions that were read to their end are not waited for either. With `idle_after=None` every partition is
+    always waited for: results never depend on when records arrived, and `progress.waiting_for` names what is
+    missing.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class App:
         self.storage = storage if isinstance(storage, StorageConfig) else StorageConfig.of(storage or {})
         self.idle_after_ms = None if idle_after is None else duration_ms(idle_after)
         self._flows: list[Flow] = []
-        self._streams: list[Stream] = []  # what each flow was made of
+        self._streams: list[Stream] = []  # the stream that each flow was made from
         self._opened_log: Any = None
         self._opened_state: StorageBackend | None = None
 
@@ -99,14 +100,14 @@ class App:
         on_error: OnError = "fail",
         **renamed: Never,
     ) -> Stream:
-        """The records of a topic.
+        """Return the records of a topic as a stream.
 
-        Keys are text unless `key` says otherwise. `value` turns values into columns: `Json(order_id="string", …)`;
-        without it they are one column of bytes, `value`. `timestamp` names the column event time is taken from,
-        instead of the record's timestamp. `start` is where a new app begins. `on_error` is what happens to a record
-        whose value cannot be read, or that a step behind it fails on (a function that raises, a cast that does not
-        fit): `"fail"` stops its partition in front of it (the default), `"drop"` leaves it out and counts it, `"keep"`
-        keeps it as a dead letter.
+        Keys are text unless `key` names another serde. `value` turns values into columns: `Json(order_id="string",
+        …)`; without it the value is one column of bytes, `value`. `timestamp` names the column that holds event
+        time; without it the record's timestamp is used. `start` is where a new app begins to read. `on_error`
+        decides about a record whose value cannot be read, or that a later step fails on (a function that raises, a
+        cast that does not fit): `"fail"` (the default) stops its partition in front of it, `"drop"` leaves it out
+        and counts it, `"keep"` stores it as a dead letter.
         """
         require_new_names(f"stream({topic!r}, ", renamed, {"on_bad": "on_error"})
         source = Source(topic, String() if key is None else key, value, timestamp, start, on_error)
@@ -127,17 +128,18 @@ class App:
         on_error: OnError = "fail",
         **renamed: Never,
     ) -> Stream:
-        """The changes of a table as a stream: what `.to_topic(topic)` of a flow sends, or a Kafka Streams changelog.
+        """Return the changes of a table as a stream: what `.to_topic(topic)` of a flow sends, or a Kafka Streams
+        changelog.
 
-        Say `window_size`, which is not in the bytes, or `sessions=True`. Columns are `window_start`, `window_end`
-        and those of the value. Event time is the last millisecond of the window.
+        Give `window_size`, which is not in the bytes, or `sessions=True`. The columns are `window_start`,
+        `window_end` and those of the value. Event time is the last millisecond of the window.
 
-        `emit` is how the topic is written: `"update"`, a window's new value whenever it changes (the default, and what
-        Kafka Streams writes), or `"close"`, each window once. Of updates, windows behind it take back what a row was,
-        so that every row counts once, with its last value; deletions take a row back. `emit` is known of what this
-        app itself writes. `grace` is for topics that Tidegate did not write, whose records do not say which windows
-        are final: for how long after its end a window may still change (its grace; of sessions gap and grace).
-        `on_error` is as in `stream`.
+        `emit` says how the topic is written: `"update"` sends a window's new value whenever it changes (the default,
+        and what Kafka Streams writes), `"close"` sends each window once. With updates, windows over this stream
+        retract a row's previous value, so each row counts once, with its last value; a deletion retracts the row.
+        For topics that this app writes itself, `emit` is known. `grace` is needed for topics that Tidegate did not
+        write, whose records do not say which windows are final: how long after its end a window may still change
+        (its grace; for sessions gap plus grace). `on_error` is as in `stream`.
         """
         require_new_names(f"changes({topic!r}, ", renamed, {"on_bad": "on_error"})
         if (window_size is None) is not sessions:
@@ -155,11 +157,11 @@ class App:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """What was given an end so far, in that order."""
+        """The flows defined so far, in order."""
         return tuple(self._flows)
 
     def flow(self, name: str) -> Flow:
-        """The flow that ends in the topic or table of this name."""
+        """Return the flow that writes the topic or table of this name."""
         for flow in self._flows:
             if name in map(sink_name, flow.sinks):
                 return flow
@@ -167,7 +169,7 @@ class App:
         raise InvalidError(f"app {self.name} has no flow {name!r}; it has {have or 'none'}")
 
     def describe(self) -> Document:
-        """The definition as plain values, for programs; places are not part of it."""
+        """Return the definition as plain values. Paths and addresses are not part of it."""
         return {
             "app": self.name,
             "fingerprint": self.fingerprint,
@@ -176,26 +178,27 @@ class App:
 
     @property
     def fingerprint(self) -> str:
-        """The same while the app says the same, in any process."""
+        """The digest of the definition; equal definitions have equal digests in every process."""
         return digest({flow.name: flow.fingerprint for flow in self._flows})
 
     def explain(self, *, sample: bool | None = None) -> str:
-        """The plan of every flow: source, steps, tasks and why, where each record goes, what the state will take.
+        """Return the plan of every flow: source, steps, tasks and why, where each record is sent, and the expected
+        state size.
 
-        The size is reckoned from a minute of the log where there is one: `sample=False` does not look at it,
-        `sample=True` also looks at a Kafka cluster.
+        The size is estimated from a minute of an embedded log. `sample=False` reads no sample, `sample=True` also
+        samples a Kafka cluster.
         """
         from tidegate.pipeline.explain import explain_app
 
         return explain_app(self, sample=sample)
 
     def _add(self, stream: Stream, sink: Sink) -> None:
-        """Take an end of a stream into the app; the same once more changes nothing."""
+        """Add an output of a stream to the app; adding the same one again changes nothing."""
         name = sink_name(sink)
         for place, (flow, known) in enumerate(zip(self._flows, self._streams, strict=True)):
             if name in map(sink_name, flow.sinks):
                 if sink in flow.sinks and known == stream:
-                    return  # a notebook's cell that was run again
+                    return  # a notebook cell that was run again
                 raise InvalidError(
                     f"app {self.name} has something that goes to {name!r} already; give this its own name, "
                     "or make the App anew where a changed definition shall replace it"
@@ -213,7 +216,7 @@ class App:
         self._streams.append(stream)
 
     def _check_circle(self, source: str, name: str) -> None:
-        """Refuse flows that would feed each other for ever."""
+        """Refuse flows that would feed each other in a cycle."""
         leads_to: dict[str, set[str]] = {source: {name}}
         for flow in self._flows:
             leads_to.setdefault(flow.source.topic, set()).update(sink.topic for sink in flow.topics)
@@ -245,13 +248,13 @@ class App:
         clock: Clock | None = None,
         **settings: Any,
     ) -> Run:
-        """Begin rounds where the app stopped, in the background: on a SparkSession, or in this process (None,
+        """Start the app in the background, from its last commit: on a SparkSession, or in this process (None or
         "local").
 
-        `until="caught_up"` ends it when all that is in the log now is done; `close=True` then makes every window
-        final. `trigger` is the time between rounds once caught up, `round_records` fixes how many records a round
-        reads. `on_loss` is what happens when records were deleted before they were read. `progress` is called with
-        how it goes. Further settings are those of `RunSettings`.
+        `until="caught_up"` ends the run when everything that is in the log now is processed; `close=True` then makes
+        every window final. `trigger` is the time between rounds once caught up, `round_records` fixes how many
+        records a round reads. `on_loss` decides about records that were deleted before they were read. `progress` is
+        called with each progress report. Further settings are those of `RunSettings`.
         """
         run = self._opened(
             engine,
@@ -286,7 +289,7 @@ class App:
         clock: Clock | None = None,
         **settings: Any,
     ) -> Run:
-        """The run that `start` begins, before it begins: whoever begins it can be interrupted and still stop it."""
+        """Open the run that `start` begins, so that an interrupted caller can still stop it."""
         from tidegate.pipeline.launcher import start_run
         from tidegate.pipeline.settings import RunSettings, WorkerSetup
 
@@ -323,10 +326,10 @@ class App:
         )
 
     def run(self, engine: Any = None, **settings: Any) -> Summary:
-        """`start` and wait for the end.
+        """Call `start` and wait for the end.
 
-        Ctrl-C, also in a notebook's cell, ends the run after the round it is in and frees the app. If that takes
-        longer than `stop_within_ms` (30 s), or at a second Ctrl-C, the round is given up: nothing of it counts.
+        Ctrl-C, also in a notebook cell, ends the run after the current round and frees the app. If that takes longer
+        than `stop_within_ms` (30 s), or at a second Ctrl-C, the round is abandoned and not committed.
         """
         run = self._opened(engine, **settings)
         try:
@@ -347,9 +350,9 @@ class App:
         value: Serde[Any] | None = None,
         **settings: Any,
     ) -> WindowedTable:
-        """A topic of time windows as a table over this app's log, kept in its state.
+        """Return a topic of time windows as a table over this app's log, kept in its state.
 
-        Size and serdes need not be given for what the app itself makes. Settings are those of
+        Window size and serdes need not be given for topics that the app writes itself. Settings are those of
         `tidegate.windowed_table`.
         """
         from tidegate.tables.factories import windowed_table
@@ -362,7 +365,8 @@ class App:
     def sessioned_table(
         self, topic: str, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None, **settings: Any
     ) -> SessionedTable:
-        """A topic of sessions as a table over this app's log, kept in its state; see `tidegate.sessioned_table`."""
+        """Return a topic of sessions as a table over this app's log, kept in its state; see
+        `tidegate.sessioned_table`."""
         from tidegate.tables.factories import sessioned_table
 
         known_topics.check_kind(self._flows, topic, "sessioned_table")
@@ -371,16 +375,17 @@ class App:
     def table(
         self, topic: str, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None, **settings: Any
     ) -> KeyTable:
-        """The last value of each key of a topic as a table over this app's log; see `tidegate.table`."""
+        """Return the last value of each key of a topic as a table over this app's log; see `tidegate.table`."""
         from tidegate.tables.factories import table
 
         known_topics.check_kind(self._flows, topic, "table")
         return table(self._reading(), topic, **self._table(topic, key, value, settings))
 
     def open_table(self, name: str, *, round: int | None = None) -> ResultTable:
-        """The windows of a flow as the app's last commit has them, from any process: what `.to_table(name)` keeps.
+        """Open the windows of a flow as of the app's last commit, from any process: what `.to_table(name)` keeps.
 
-        Any flow with windows can be read so, by the name of one of its ends. `round` is one of the last commits.
+        Every flow with windows can be read this way, by the name of one of its outputs. `round` selects one of the
+        last commits.
         """
         from tidegate.pipeline.table import ResultTable
 
@@ -390,7 +395,7 @@ class App:
         )
 
     def push(self, frame: Any, *, table: str, key: str | Sequence[str], **settings: Any) -> PushReport:
-        """Push a Spark DataFrame as the next version of a table in this app's log and state, and show it once it is
+        """Push a Spark DataFrame as the next version of a table in this app's log and state, and serve it once it is
         proven complete; see `tidegate.push` for the settings."""
         push = import_module("tidegate.spark.push").push
         report: PushReport = push(
@@ -399,7 +404,7 @@ class App:
         return report
 
     def versions(self, table: str) -> Versions:
-        """The versions of a table that is pushed: `.list()`, `.swap(n)`, `.rollback()`."""
+        """Return the versions of a pushed table: `.list()`, `.swap(n)`, `.rollback()`."""
         from tidegate.tables.versions.catalog import Versions
 
         return Versions(self._versions_state(), table)
@@ -412,20 +417,20 @@ class App:
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
     ) -> VersionedTable:
-        """A table that is pushed, as its current version shows it, and later ones as they are swapped in."""
+        """Return a pushed table at its current version; it follows later swaps."""
         from tidegate.tables.versions.reader import VersionedTable
 
         return VersionedTable(self._versions_state(), table, number=version, key=key, value=value)
 
     def late(self, flow: str) -> pa.Table:
-        """The records of a flow that came too late, or from the future, with how late each was and for which window."""
+        """Return the late and future records of a flow, with how late each one was and for which window."""
         from tidegate.pipeline.table import late_of
 
         return self._looked(lambda backend: late_of(backend, self.name, self.flow(flow)))
 
     def dead_letters(self, flow: str) -> pa.Table:
-        """The records of a flow's source that could not be read or that a step failed on (`on_error="keep"`), or that
-        `validate()` proved corrupt, with the reason."""
+        """Return the source records of a flow that could not be read or that a step failed on (`on_error="keep"`), or
+        that `validate()` proved corrupt, each with the reason."""
         from tidegate.pipeline.table import dead_letters_of
 
         return self._looked(lambda backend: dead_letters_of(backend, self.name, self.flow(flow).name))
@@ -438,7 +443,7 @@ class App:
             backend.close()
 
     def _state_to_read(self) -> StorageBackend:
-        """The state, opened to be read; made where there is none, so that it can be waited for."""
+        """Open the state for reading; it is created if absent, so that a reader can wait for the first commit."""
         from tidegate.storage import open_backend
         from tidegate.storage.backends.base import NoStateError
 
@@ -454,7 +459,7 @@ class App:
         return {"state": self.state, **settings, "consumed": consumed}
 
     def _versions_state(self) -> StorageBackend:
-        """The state, open until `close`."""
+        """The state, kept open until `close`."""
         if self._opened_state is None:
             from tidegate.storage import open_backend
 
@@ -462,7 +467,7 @@ class App:
         return self._opened_state
 
     def _reading(self) -> Any:
-        """The log, open for reading; it is kept until `close`."""
+        """The log, open for reading until `close`."""
         if self._opened_log is None:
             from tidegate.log.log import is_kafka, open_log
 
@@ -471,7 +476,7 @@ class App:
         return self._opened_log
 
     def close(self) -> None:
-        """Let go of what was opened for tables; the app can be used on."""
+        """Close what was opened for tables; the app stays usable."""
         opened = [self._opened_log, self._opened_state]
         self._opened_log = self._opened_state = None
         for each in opened:
@@ -498,7 +503,7 @@ class App:
 
 
 def _is_same(known: Stream, stream: Stream) -> bool:
-    """Whether a stream is the very one a flow was made of: its ends share the work."""
+    """Whether a stream is the same object that a flow was made from: its outputs share the work."""
     return (
         known.source is stream.source
         and len(known.steps) == len(stream.steps)
@@ -507,7 +512,7 @@ def _is_same(known: Stream, stream: Stream) -> bool:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of a run that do not exist, by name."""
+    """Refuse unknown run settings, by name."""
     from difflib import get_close_matches
 
     from tidegate.pipeline.settings import RunSettings
@@ -530,7 +535,7 @@ def _duration(name: str, given: DurationLike) -> int:
 
 
 def _engine(engine: Any) -> Engine | Callable[[Any], Engine] | None:
-    """None is the local engine. Spark's is found by name when a session comes, so that nothing else ever loads it."""
+    """Return the engine for a session; None means local. Spark's engine is imported only when a session is given."""
     if engine is None or engine == LOCAL:
         return None
     if type(engine).__module__.split(".")[0] == "pyspark":

@@ -1,12 +1,12 @@
-"""Streams: what shall happen to the records of a topic, said step by step.
+"""Streams: a topic's records and the steps applied to them.
 
-A stream is an immutable value: every call answers a new one and leaves the old as it was, so a stream can be the
-start of several. Each call is checked against the columns there are at that point, before anything runs.
+A stream is immutable: every call returns a new stream, so one stream can be the start of several. Each call is
+checked against the columns at that point, before anything runs.
 
-`.to_topic(topic)` and `.to_table(name)` are the ends: they add the steps so far to the app, as a flow. Several ends of
-one stream belong to one flow, whose work is done once; flows share no work with each other.
+`.to_topic(topic)` and `.to_table(name)` are the outputs: they add the steps so far to the app, as a flow. Several
+outputs of one stream belong to one flow, whose work is done once; flows share no work with each other.
 
-Thread rule: values; ends change their app.
+Thread rule: immutable values; outputs change their app.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Late: TypeAlias = Literal["keep", "drop"] | LateSettings
 
 
 class Stream:
-    """Records of one topic and the steps they go through."""
+    """The records of one topic and the steps applied to them."""
 
     __slots__ = ("_app", "_shape", "_source", "_steps")
 
@@ -81,12 +81,12 @@ class Stream:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns there are at this point."""
+        """The columns at this point."""
         return self._shape.schemas[-1]
 
     @property
     def key(self) -> Serde[Any]:
-        """How keys are read at this point."""
+        """The serde of the key at this point."""
         return self._shape.key_serdes[-1]
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,23 +99,22 @@ class Stream:
         max_age: DurationLike | None = "7d",
         **renamed: Never,
     ) -> Stream:
-        """Check how producers numbered and check-summed their records; it comes first.
+        """Check the producers' numbering and checksums; this is the first step.
 
-        A corrupt record never counts: `"keep"` sets it aside as a dead letter, `"drop"` leaves it out, `"fail"` stops
-        its partition there. Where records are missing, `"fail"` stops and the others count the gap and go on. A
-        mapping has a word for each kind: `{"missing": "fail", "corrupt": "drop"}`. `during_push` is for faults before
-        a push has ended. Producers silent for longer than `max_age` are forgotten, None for never.
+        A corrupt record never counts: `"keep"` stores it as a dead letter, `"drop"` leaves it out, `"fail"` stops
+        its partition there. Where records are missing, `"fail"` stops and the others count the gap and continue. A
+        mapping sets each kind of fault: `{"missing": "fail", "corrupt": "drop"}`. `during_push` is for faults before
+        a push has ended. Producers silent for longer than `max_age` are forgotten; None keeps them for ever.
         """
         require_new_names("validate(", renamed, {"on_fault": "on_error"})
         return self._then(Validate(on_error, during_push, max_age_of(max_age)))
 
     def filter(self, condition: Expression) -> Stream:
-        """Only records for which the condition is true: `filter("amount > 0")`; null is not true."""
+        """Keep only records for which the condition is true: `filter("amount > 0")`; null is not true."""
         return self._then(Filter(condition))
 
     def select(self, *columns: str, **expressions: Expression) -> Stream:
-        """These columns and no others: `select("order_id", total="amount * 1.19")`; `"*"` stands for all there
-        are."""
+        """Keep these columns and no others: `select("order_id", total="amount * 1.19")`; `"*"` stands for all."""
         chosen: list[tuple[str, Expression]] = []
         for name in columns:
             if not isinstance(name, str):
@@ -123,16 +122,16 @@ class Stream:
                     f"select takes names of columns, and expressions under a name: {name!r} has none"
                 )
             chosen += [(each, each) for each in self.schema.names] if name == ALL_COLUMNS else [(name, name)]
-        chosen = [each for each in chosen if each[0] not in expressions]  # a column that is computed anew
+        chosen = [each for each in chosen if each[0] not in expressions]  # this column is computed anew
         return self._then(Select((*chosen, *expressions.items())))
 
     def with_columns(self, **expressions: Expression) -> Stream:
-        """All columns there are, and these besides: `with_columns(total="amount * 1.19")`. A name that exists is
-        computed anew."""
+        """Add columns, or replace those of the same name: `with_columns(total="amount * 1.19")`."""
         return self.select(ALL_COLUMNS, **expressions)
 
     def map(self, function: ArrowFunction, schema: pa.Schema) -> Stream:
-        """A function from record batch to record batch with the same rows, and the columns it gives."""
+        """Apply a function from record batch to record batch with the same rows; `schema` names the resulting
+        columns."""
         if not isinstance(schema, pa.Schema):
             raise TypeError(f"map needs the schema of what it gives as a pyarrow.Schema, not {schema!r}")
         return self._then(Map(function, schema))
@@ -140,9 +139,9 @@ class Stream:
     def key_by(
         self, expression: Expression, serde: Serde[Any] | None = None, *, shards: int = DEFAULT_SHARDS
     ) -> Stream:
-        """Another key: a column or an expression. State after it is kept by that key, in `shards` tasks.
+        """Repartition by another key: a column or an expression. Later state is kept by that key, in `shards` tasks.
 
-        The number of shards stays for the app's life, whatever engine runs it and with how many processes.
+        The number of shards is fixed for the app's life, whichever engine runs it and with how many processes.
         """
         if serde is None:
             what = f"stream {self._source.topic}, key_by"
@@ -160,16 +159,16 @@ class Stream:
         refresh: bool = False,
         **renamed: Never,
     ) -> Stream:
-        """Of records with one key and the same values in these columns, keep only the first within that much event
+        """Keep the first of all records with the same key and the same values in these columns, within that much event
         time.
 
-        Records without a key are compared by these columns alone. Where the topic has several partitions, their
-        copies may be anywhere, and such a record stops its partition: say `key_by` first. Records with a null in one
+        Records without a key are compared by these columns alone. If the topic has several partitions, their copies
+        may be in any of them, and such a record stops its partition: use `key_by` first. Records with a null in one
         of the columns have no id: they pass and are counted (`no_id`).
 
         A record more than `grace` (default: `within`) behind stream time cannot be told from a copy. `late="keep"`
-        sets it aside in the late table (`LateSettings(…)` says for how long and how many), `"drop"` leaves it out and
-        counts it, `"forward"` lets it pass. `refresh` counts the time from the last copy.
+        stores it in the late table (`LateSettings(…)` limits age and bytes), `"drop"` leaves it out and counts it,
+        `"forward"` lets it pass. With `refresh` the time is measured from the last copy.
         """
         require_new_names("drop_duplicates(", renamed, {"keep_late": "late"})
         kept = None if late == "forward" else _late_table("drop_duplicates", late, ", 'forward'")
@@ -188,14 +187,14 @@ class Stream:
         idle_close: DurationLike | None = None,
         compat: Compat | None = None,
     ) -> WindowedStream:
-        """Windows of a kind; `agg` or `count` says what to compute for each.
+        """Group records into windows of a kind; `agg` or `count` says what to compute for each window.
 
-        `emit="update"` sends a window whenever a round changed it, `"close"` once, when it is final. Records that
-        come after that are late: `late="keep"` sets them aside in the late table (`LateSettings(…)` says for how long
-        and how many), `"drop"` leaves them out and counts them. `future` keeps records from clocks that run ahead
-        from closing windows for all others. After `idle_close` without records a silent partition is not waited for
-        any more. `compat="kafka-streams"` keeps Kafka Streams' rules where ours differ (docs:
-        differences-from-kafka-streams).
+        `emit="update"` sends a window after every round that changed it, `"close"` once, when it is final. Records
+        that arrive later are late: `late="keep"` stores them in the late table (`LateSettings(…)` limits age and
+        bytes), `"drop"` leaves them out and counts them. `future` guards against clocks that run ahead: records
+        further in the future do not close the windows of others. After `idle_close` without records a silent
+        partition is not waited for any more. `compat="kafka-streams"` keeps Kafka Streams' rules where Tidegate's
+        differ (docs: differences-from-kafka-streams).
         """
         kept = _late_table("window", late)
         if future is not None and not isinstance(future, FutureGuard):
@@ -216,10 +215,10 @@ class Stream:
         required: bool = False,
         **renamed: str,
     ) -> Stream:
-        """Columns of the row a table has for the stream's key (or for `key`), null where it has none.
+        """Join columns of the table row with the stream's key (or with `key`); they are null if there is no such row.
 
-        `value` is how the table's values are read; `lookup("customers", "name", town="city", value=Json(…))` takes
-        `city` under the name `town`. `required` leaves records without a row out.
+        `value` is the serde of the table's values. `lookup("customers", "name", town="city", value=Json(…))` adds
+        `city` under the name `town`. `required` leaves out records without a row.
         """
         wanted = [(name, name) for name in columns] + [(column, name) for name, column in renamed.items()]
         return self._then(Lookup(table, value, tuple(wanted), key, required))
@@ -235,12 +234,12 @@ class Stream:
         integrity: bool = True,
         partitions: int | None = None,
     ) -> Stream:
-        """Send the results to a topic: of windows a windowed changelog as Kafka Streams writes it, else plain
-        records.
+        """Send the results to a topic: windows as a windowed changelog like that of Kafka Streams, other results as
+        plain records.
 
-        Values are JSON in declared order, a lone `count()` an 8-byte long, or what `value` writes. `key_format` is
-        how windows stand in keys. `integrity=False` leaves out the numbering for topics that foreign programs
-        validate themselves.
+        Values are JSON in declared order, a lone `count()` is an 8-byte long; `value` sets another serde.
+        `key_format` is how windows are encoded in keys. `integrity=False` omits the numbering, for topics that other
+        programs validate themselves.
         """
         self._app._add(self, To(topic, key_format, value, integrity, partitions))
         return self
@@ -248,8 +247,8 @@ class Stream:
     def to_table(self, name: str) -> Stream:
         """Keep the windows as a table of this name, readable with `app.open_table(name)`; no topic is written for it.
 
-        They are kept for the `retention` of the windows; where none is said for a day, or as long as they can change
-        if that is more.
+        Windows are kept for their `retention`; without one, for a day or as long as they can change, whichever is
+        longer.
         """
         self._app._add(self, AsTable(name))
         return self
@@ -257,7 +256,7 @@ class Stream:
     # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self) -> str:
-        """The plan of this stream in words; `app.explain()` has that of all flows, with sizes."""
+        """Return the plan of this stream as text; `app.explain()` has that of all flows, with sizes."""
         from tidegate.pipeline.explain import explain_steps
 
         return explain_steps(self._source, self._steps, self._shape)
@@ -289,7 +288,7 @@ class Stream:
 
 
 class WindowedStream:
-    """Windows without a result yet: `agg` or `count` says what to compute for each."""
+    """Windows without aggregates yet: `agg` or `count` says what to compute for each."""
 
     __slots__ = ("_stream", "_windows")
 
@@ -297,7 +296,7 @@ class WindowedStream:
         self._stream, self._windows = stream, windows
 
     def agg(self, /, *unnamed: AggregateDefinition, **aggregates: AggregateDefinition) -> Stream:
-        """Compute these for each window: `agg(orders=count(), revenue=sum("amount"))`. Any name is allowed."""
+        """Compute these aggregates for each window: `agg(orders=count(), revenue=sum("amount"))`. Any name works."""
         given = [*unnamed]
         for name, each in aggregates.items():
             if not isinstance(each, AggregateDefinition):
@@ -306,7 +305,7 @@ class WindowedStream:
         return self._stream._then(replace(self._windows, aggregates=tuple(given)))
 
     def count(self, name: str = "count") -> Stream:
-        """How many records each window has."""
+        """Count the records of each window."""
         return self.agg(count_records().named(name))
 
     def __repr__(self) -> str:
@@ -362,7 +361,7 @@ def _emit(emit: Emit | str) -> Emit:
 
 
 def _late_table(call: str, late: object, more: str = "") -> LateSettings | None:
-    """The late table that was asked for; None: late records are dropped."""
+    """The settings of the late table; None: late records are dropped."""
     if late == "keep":
         return KEEP_LATE
     if late == "drop":

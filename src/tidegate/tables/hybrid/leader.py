@@ -1,53 +1,53 @@
-"""The leader of a partition of a hybrid table, and a replica at work.
+"""The leader of a partition of a hybrid table: the records it writes, the steps of leading, and a replica's loop.
 
-What a leader appends to its partition of the version topic: its stamp, switches, copied records, its end.
-
-Owns the leader's sender and, on an embedded log, the partition's lock: it is taken to append, kept while there is
-something to append, and given back when there was nothing for a while (`rest`), so that a leader that is paused in a
-quiet moment does not keep the next one from writing.
+Outgoing: what a leader appends to its partition of the version topic: its stamp, switches, copied records, its end.
+It owns the leader's sender and, on an embedded log, the partition's lock. The lock is taken to append, kept while
+there are records to append, and released after an idle time (`rest`), so that a paused leader does not keep the next
+one from writing.
 
 O1  one sender with a GUID of its own for each leadership, never used again.
-O2  after an error nothing more is sent: whether the last records arrived is unknown here, and is told by the version
-    topic to the next leadership, whose stamp says from where on these records do not count.
+O2  after an error nothing more is sent: whether the last records arrived is unknown here. The next leadership learns
+    it from the version topic, and its stamp says from where on these records do not count.
 
-Becoming, being and ceasing to be the leader of one partition, step by step.
+Leading: how a replica becomes the leader of one partition, leads, and stops.
 
     STANDBY ──► lease ──► stamp ──► drain to the stamp ──► LEADER: read the live topic, leave out repeats, append
        ▲                                                      │
-       └── lease lost, an error, or told to: the chain is ended if all is well, the lease given up ◄──┘
+       └── lease lost, an error, or stopped: the chain is ended if all is well, the lease released ◄──┘
 
-P1  a leader appends data only after its own stamp was drained here and counts. What it knows then, the next offset of
-    the live topic above all, is what every replica knows at that stamp (`upstream`, U1), and nothing that an older
-    leader appends later can change it (`fencing`, F1). So between two stamps the accepted records are one leader's, a
-    prefix of what it sent, and begin where those before the first stamp ended: nothing is lost and nothing there twice.
-P2  the lease only keeps processes from taking turns for nothing. Two that both believe to hold it are safe: P1 does not
-    mention it. Its epochs order the stamps; an epoch below one that was seen is raised above it.
-P3  an error while appending ends the leadership. What arrived is not guessed: the next stamp, with a new sender, tells.
-P4  at promotion the consumer's validator is wiped. It becomes a copy of what the drainer was told of the live topic's
-    producers at some offset, and reads on from there up to where the table is, without appending.
+P1  a leader appends data only after its own stamp was drained here and counts. Its state then, above all the next
+    offset of the live topic, is that of every replica at that stamp (`replica`, U1), and nothing that an older leader
+    appends later can change it (`replica`, F1). So between two stamps the accepted records are one leader's, a prefix
+    of what it sent, and begin where those before the first stamp ended: no record is lost or stored twice.
+P2  the lease only avoids useless changes of leader. Two processes that both believe to hold it are safe: P1 does not
+    depend on it. Its epochs order the stamps; an epoch below one that was seen is raised above it.
+P3  an error while appending ends the leadership. What arrived is not guessed: the next stamp, with a new sender,
+    tells.
+P4  at promotion the consumer's validator is wiped. It becomes a copy of the drainer's knowledge of the live topic's
+    producers at some offset, and reads on from there up to the table's position, without appending.
 P5  a partition that stopped, or whose push has not ended, is not led.
-P6  how far the live topic was read is told when it falls silent behind records that were left out, too: else standbys
-    would seem to lag behind it until somebody writes to it again.
-P7  what is known of the live topic's producers is written down before the live topic may let go of the records that it
-    was learnt from: a quarter of their shortest life after the first of them was read, or a quarter of the bytes that
-    are kept. A leader that dies then leaves the next one all it needs to know repeats.
-P8  a fault is told by the leader that meets it first. What is read again up to where the table is was told before; a
-    fault behind the last record that was copied is left behind by a switch.
+P6  the position in the live topic is also written when the topic falls silent after records that were left out:
+    otherwise standbys would seem to lag until the next record.
+P7  the state of the live topic's producers is written before the live topic may delete the records it was learnt
+    from: a quarter of their shortest life after the first of them was read, or after a quarter of the bytes that are
+    kept. A leader that dies then leaves the next one all it needs to detect repeats.
+P8  a fault is reported by the leader that meets it first. Records read again up to the table's position were reported
+    before; after a fault behind the last copied record, a switch moves past it.
 
-One replica at work: a drainer for all its partitions, and for each of them a try to lead it.
+Serving: one replica at work: a drainer for all its partitions, and for each of them an attempt to lead it.
 
     materialiser (two threads): version topic ──► rows, commits          conductor (one thread): leases, leading, status
 
 S1  the two sides share a partition's `Following` and nothing else; its lock is theirs.
-S2  when the materialiser stops, nothing is led any more; what it drained is served on.
-S3  `close` ends chains, gives leases up and commits what is drained, in this order; an end that cannot be written
-    within the writer's time is told, and not tried again. With `save=False` nothing is committed: what came since the
-    last commit is read again.
+S2  when the materialiser stops, nothing is led any more; drained rows are still served.
+S3  `close` ends chains, releases leases and commits what is drained, in this order; an end that cannot be written
+    within the writer's time is logged, and not tried again. With `save=False` nothing is committed: records since the
+    last commit are read again.
 
 Thread rules:
 
 - outgoing: one thread.
-- leading: one thread calls `step`, `stop`; the drainer may run in another (it is looked at under its lock).
+- leading: one thread calls `step`, `stop`; the drainer may run in another (it is read under its lock).
 - serving: `step` on one thread, or `run` for threads of its own; the rest from any.
 """
 
@@ -100,7 +100,7 @@ WRITE_SECONDS: Final = 30.0
 
 
 class Outgoing:
-    """One leadership's way into the version topic."""
+    """The writer of one leadership into the version topic."""
 
     def __init__(
         self, log: Any, topic: str, partition: int, leadership: Leadership, *, clock: Clock, hold_ms: int
@@ -116,7 +116,7 @@ class Outgoing:
         self._generation = leadership.epoch * STATES
 
     def stamp(self, nonce: int = 0) -> int:
-        """Say that this leadership begins; the offset of the record that says so."""
+        """Write the stamp that begins this leadership; return its offset."""
         with self._turn():
             writer = self._log.writer(self._topic, **self._settings)
             try:
@@ -128,7 +128,7 @@ class Outgoing:
         return int(written.last_offset)
 
     def switch(self, switch: TopicSwitch) -> None:
-        """Say from where the live topic is read, or how far it was; a large state in parts, one record each."""
+        """Write where the live topic is read from, or how far it was read; a large state in parts, one record each."""
         self._generation += 1
         with self._turn():
             sender = self._open()
@@ -136,7 +136,7 @@ class Outgoing:
                 sender.send_control(ControlType.TOPIC_SWITCH, {self._partition: part.to_bytes()})
 
     def copy(self, records: pa.RecordBatch) -> None:
-        """Append records of the live topic, each with its offset there; returns when they are stored."""
+        """Append records of the live topic, each with its offset there; return when they are stored."""
         offsets = records.column("offset").to_numpy()
         rows = pa.RecordBatch.from_arrays(
             [
@@ -151,7 +151,7 @@ class Outgoing:
             self._open().write(rows, partition=self._partition)
 
     def end(self) -> None:
-        """End the chain, with everything acknowledged, and let go."""
+        """End the chain, with everything acknowledged, and close."""
         try:
             if self._sender is not None:
                 with self._turn():
@@ -161,7 +161,7 @@ class Outgoing:
             self._give_back()
 
     def abandon(self) -> None:
-        """Let go without another word (O2)."""
+        """Close without writing anything more (O2)."""
         try:
             if self._sender is not None:
                 self._sender.close(graceful=False)
@@ -170,7 +170,7 @@ class Outgoing:
             self._give_back()
 
     def rest(self) -> None:
-        """There is nothing to append: give the lock back when it was not used for a while."""
+        """There is nothing to append: release the lock after an idle time."""
         if self._holds and self._clock.monotonic_ms() - self._used_ms >= self._hold_ms:
             self._give_back()
 
@@ -230,9 +230,9 @@ logger = logging.getLogger(__name__)
 class Live:
     """The live topic of a hybrid table, and how a leader reads it.
 
-    `rewind_ms` before the end of the push (or its start) is where reading begins. `state_bytes`, `state_ms`: how much
-    of the live topic is read, and for how long, before the leader says how far it is; less where the live topic keeps
-    less (P7). `hold_ms`: how long an embedded log's lock is kept idle.
+    `rewind_ms` before the end of the push (or its start) is where reading begins. `state_bytes`, `state_ms`: how
+    much of the live topic is read, and for how long, before the leader writes its position; less where the live
+    topic keeps less (P7). `hold_ms`: how long an embedded log's lock is kept idle.
     """
 
     topic: str
@@ -246,7 +246,7 @@ class Live:
 
 
 class Leading:
-    """One partition of one replica, on its way to lead and back."""
+    """The leadership of one partition of one replica, in any state."""
 
     def __init__(
         self,
@@ -303,11 +303,12 @@ class Leading:
 
     @property
     def aged_out(self) -> AgedOut:
-        """What the live topic let go of too early, over all leaderships of this replica."""
+        """Counters of records that the live topic deleted too early, over all leaderships of this replica."""
         return self._aged_out if self._source is None else self._aged_out + self._source.aged_out
 
     def step(self, timeout_ms: int = 0) -> bool:
-        """One step on; whether there was anything to do. Errors end the leadership and are kept in `error` (P3)."""
+        """Do one step; return whether there was anything to do. Errors end the leadership and are kept in `error`
+        (P3)."""
         try:
             if self._outgoing is None:
                 return self._stand_for()
@@ -316,11 +317,12 @@ class Leading:
             return self._lead(timeout_ms) if self.role is Role.LEADER else self._wait_for_stamp()
         except (TidegateError, OSError) as error:
             self._fall(error)
-            self._pause()  # also for one that was replaced: two whose clocks differ must not take turns all the time
+            self._pause()  # also after a replacement: two processes whose clocks differ must not alternate all the time
         return True
 
     def stop(self, *, graceful: bool = True) -> None:
-        """To STANDBY: end the chain with everything acknowledged, then give the lease up; not graceful: say nothing."""
+        """Return to STANDBY: end the chain with everything acknowledged, then release the lease; without
+        `graceful`, write nothing."""
         try:
             if graceful and self.role is Role.LEADER and self._outgoing is not None:
                 if self._since_ms >= 0:
@@ -339,7 +341,7 @@ class Leading:
         return self.following.replica
 
     def _stand_for(self) -> bool:
-        """Take the lease and write the stamp, if nobody leads (P5)."""
+        """Take the lease and write the stamp, if the partition has no leader (P5)."""
         following = self.following
         if following.is_stopped or not following.is_pushed or self._clock.monotonic_ms() < self._retry_ms:
             return False
@@ -361,7 +363,7 @@ class Leading:
         return True
 
     def _wait_for_stamp(self) -> bool:
-        """Once our own stamp is drained: lead, if it counts (P1)."""
+        """Lead once our own stamp is drained, if it counts (P1)."""
         outgoing, following = self._outgoing, self.following
         if outgoing is None or following.is_stopped:
             raise InvalidError(f"{following.place} stopped at a fault and cannot be led")
@@ -379,7 +381,7 @@ class Leading:
         return True
 
     def _promote(self) -> None:
-        """Wipe the consumer's state, take over what the drainer knows (P4), and begin to read."""
+        """Wipe the consumer's state, copy the drainer's knowledge (P4), and begin to read."""
         upstream, live, partition = self.following.upstream, self.live, self._replica.partition
         if upstream.is_switched and upstream.topic != live.topic:
             raise InvalidError(
@@ -470,8 +472,8 @@ class Leading:
         return True
 
     def _told(self, judged: Judged, offsets: NDArray[np.int64], is_new: NDArray[np.bool_]) -> Judged:
-        """What of a judgement is news (P8): not what was read before, and not what seems to be missing because the
-        live topic has let go of it after it was copied."""
+        """Return the new findings of a judgement (P8): without records that were read before, and without records
+        that are missing only because the live topic deleted them after they were copied."""
         unknown = 0 if self._source is None else self._source.unknown_below
         copied = [
             found.offset
@@ -490,7 +492,7 @@ class Leading:
         )
 
     def _is_due(self) -> bool:
-        """Whether to say now how far the live topic was read, and what is known of its producers (P6, P7)."""
+        """Whether to write the position in the live topic, and the state of its producers, now (P6, P7)."""
         source, now_ms = self._source, self._clock.monotonic_ms()
         if source is None or source.next_offset < self._copied_from:
             return False
@@ -507,17 +509,17 @@ class Leading:
         return (is_silent and is_rare) or now_ms - self._since_ms >= self._state_ms
 
     def _bound_state(self) -> None:
-        """When P7 is due, as the live topic is configured now."""
+        """Compute when P7 is due, as the live topic is configured now."""
         life_ms, most_bytes = kept_for(self._log.describe(self.live.topic).config)
         self._state_ms = max(SILENT_MS, min(self.live.state_ms, life_ms // SAFETY))
         self._state_bytes = max(1, min(self.live.state_bytes, most_bytes // SAFETY))
 
     def _say_how_far(self) -> None:
-        """Another switch, with the state of now: the next leader begins there."""
+        """Write another switch with the current state: the next leader begins there."""
         source, outgoing, switch = self._source, self._outgoing, self._switch
         if source is None or outgoing is None or switch is None or source.next_offset < self._copied_from:
             return
-        source.check()  # before an offset of another topic is written down
+        source.check()  # before an offset of another topic is written
         offset, state = source.next_offset, self._replica.consumer.state.copy()
         state.expire(self._replica.max_age_ms, now_ms=self._clock.now_ms())
         outgoing.switch(switch._replace(offset=offset, state=encode_state(state)))
@@ -529,7 +531,7 @@ class Leading:
     # -- falling ---------------------------------------------------------------------------------
 
     def _fall(self, error: BaseException | None) -> None:
-        """Be a standby again, whatever state this is in; the lease is given up if it is ours still."""
+        """Return to STANDBY from any state; release the lease if it is still ours."""
         if error is not None:
             self.error = error
             logger.warning("%s: leadership with epoch %d ends: %s", self.following.place, self.epoch, error)
@@ -611,7 +613,7 @@ class Serving:
         return {number: each.role for number, each in self.leading.items()}
 
     def step(self) -> bool:
-        """Drain what there is, commit when due, and one step of leading; whether anything was done."""
+        """Drain what there is, commit when due, and do one step of leading; return whether anything was done."""
         builder = self._builder
         did = builder.consume_once()
         while builder.drain_once():
@@ -620,7 +622,7 @@ class Serving:
         return self.conduct() or did
 
     def conduct(self, timeout_ms: int = 0) -> bool:
-        """One step for every partition, and news now and then."""
+        """Do one step for every partition, and publish the status at intervals."""
         if self._builder.error is not None:
             self._stand_down(graceful=False)
             return False
@@ -631,7 +633,7 @@ class Serving:
         return did
 
     def status(self) -> ReplicaStatus:
-        """How every partition stands now."""
+        """Return the status of every partition."""
         numbers = list(self.leading)
         ends, live_ends = _ends(self._log, self.version, numbers), _ends(self._log, self.live.topic, numbers)
         return replica_status(
@@ -644,7 +646,7 @@ class Serving:
         )
 
     def run(self) -> None:
-        """Go on in the background until `stop`."""
+        """Run in the background until `stop`."""
         if self._thread is None:
             if not self._builder.is_running:
                 self._builder.run()
@@ -654,7 +656,7 @@ class Serving:
             self._thread.start()
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Lead nothing any more, and say so."""
+        """Stop leading all partitions, and publish that."""
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -1,21 +1,19 @@
 """A replica of a hybrid table: which records count, and what it knows of the live topic.
 
-What a replica knows of the live side of its partition: who leads, from where on, and how far the effects go.
-
-It is part of the partition's commit, beside rows, offset and the drainer's validation state: all four are of one
-moment. Bytes: msgpack of `Upstream` as an array.
+Upstream: what a replica knows of the live side of its partition: who leads, from where on, and how far its records
+reach. It is part of the partition's commit, with rows, offset and the drainer's validation state: all four are of
+one moment. Bytes: msgpack of `Upstream` as an array.
 
 U1  it is a function of the version topic up to the replica's position, and of nothing else: every replica that has
-    drained up to an offset knows the same.
-U2  a state that came in parts counts when all of them are there, in their order; until then, and for ever where its
-    leader was replaced before, what was known last counts.
-U3  `next_offset` never goes back. All records of the live topic before it that should be in the table are; none from it
-    on is.
+    drained up to an offset has the same.
+U2  a state in parts counts once all of them are there, in order; until then, and for good if its leader was replaced
+    before, the previous state counts.
+U3  `next_offset` never decreases. All records of the live topic before it that should be in the table are; none from
+    it on is.
 
-Whose records count: the rule by which every replica, at whatever time it reads, takes the same ones.
-
-A leader that was paused, cut off or given up for dead may append at any later moment, and no lock and no clock can keep
-it from that. So nothing is asked of writers: readers decide, from the order of the version topic alone.
+Fencing: the rule by which every replica, at whatever time it reads, accepts the same records. A leader that was
+paused, cut off or presumed dead may append at any later moment, and no lock and no clock can prevent that. So
+writers are not trusted: readers decide, from the order of the version topic alone.
 
     offset   0 … 41   42        43 … 57         58        59         60 …
              push     stamp A   A's records     stamp B   A's: late  B's records
@@ -26,37 +24,37 @@ F1  a leadership stamp counts when its epoch is larger than that of every stamp 
 F2  before the first stamp everything counts: it is the push.
 F3  stamps and heartbeats pass; they are no data. A damaged stamp is none.
 
-What every replica does with its partition of the version topic, whoever leads: screen, validate, store, remember.
+Following: what every replica does with its partition of the version topic, leader or not: screen, validate, store.
 
     version topic ──► whose records count ──► drainer's validator ──► rows, upstream position, leader ──► commit
 
-It stands where `building.validating` stands for plain tables. A standby looks at records once, behind the buffer; the
-validator in front of it is the leader's, and looks at the live topic (`leading`).
+It has the place that `ingest.validation` has for plain tables. A standby checks records once, behind the buffer; the
+validator in front of the buffer is the leader's, and checks the live topic (`leader`).
 
-D1  rows, offset, validation state and upstream position are saved together, and say the same moment.
-D2  the table is a function of the version topic alone: what does not count (`fencing`), what came before (the
-    validator) and what goes back in the live topic is left out, the same by every replica.
-D3  before the end of the push a fault stops the partition: it is frozen as it was saved last, it is told, and the
-    replica's other partitions go on. After it, faults are counted and told, and records are kept.
+D1  rows, offset, validation state and upstream position are saved together, and are of the same moment.
+D2  the table is a function of the version topic alone: records that do not count (F1), repeats (the validator) and
+    records that go back in the live topic are left out, the same by every replica.
+D3  before the end of the push a fault stops the partition: it stays as it was saved last, the fault is reported, and
+    the replica's other partitions continue. After it, faults are counted and reported, and records are kept.
 D4  a commit is due after a control record other than a chain's start or end, and after so many bytes.
 
-The live topic as a leader reads it: where rewinding lands, what comes next, offsets that are gone.
+Live topic: how a leader reads it: where the rewind begins, which records come next, and offsets that are gone.
 
-T1  the rewind is from the time of the push's end (or start) in the partition; the first record at or after that time is
-    where reading begins. It is looked up once, by the first leader, and stands in the topic switch: a later leader does
-    not ask again.
-T2  offsets that aged out before they were copied are lost: told with a warning, or refused with `on_gap="fail"`; never
-    skipped silently.
-T3  offsets that aged out after they were copied, but before what is known of their producers was written down, are no
-    loss; but nobody knows their producers' numbers any more, so one that is sent again is taken for new. Told, too, and
-    told apart.
-T4  offsets count in the topic that the switch names by its id: one that was deleted and created again is not read on.
+T1  the rewind is from the time of the push's end (or start) in the partition; the first record at or after that time
+    is where reading begins. It is looked up once, by the first leader, and recorded in the topic switch for later
+    leaders.
+T2  offsets that aged out before they were copied are lost: reported with a warning, or refused with `on_gap="fail"`;
+    never skipped silently.
+T3  offsets that aged out after they were copied, but before the state of their producers was written, are no loss;
+    but their producers' numbers are unknown then, so a record that is sent again counts as new. Reported separately.
+T4  offsets belong to the topic that the switch names by its id: a topic that was deleted and created again is not
+    read.
 
 Thread rules:
 
 - upstream: values and pure functions.
 - fencing: values and pure functions.
-- following: `drain` and `saved` on the draining thread; whoever looks at `upstream` and `replica` from another one, or
+- following: `drain` and `saved` on the draining thread; any other thread that reads `upstream` and `replica`, or
   changes the role, holds `lock`.
 - live topic: one thread.
 """
@@ -138,17 +136,18 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return self.topic != ""
 
     def led_by(self, leadership: Leadership, stamp_offset: int) -> Upstream:
-        """After a stamp that counts."""
+        """Return the state after a stamp that counts."""
         return replace(self, epoch=leadership.epoch, guid=leadership.guid, stamp_offset=stamp_offset)
 
     def switched(self, switch: TopicSwitch) -> Upstream:
-        """After a topic switch: the first one names the topic, every one says how far it was read (U2)."""
+        """Return the state after a topic switch: the first one names the topic, every one says how far it was read
+        (U2)."""
         known = replace(self, unfinished=(0, 0, 0), parts=()) if self.parts else self
         if switch.parts > 1:
             unfinished = (switch.generation, switch.offset, switch.parts)
             came = self.parts if self.unfinished == unfinished else ()
             if switch.part != len(came):
-                return known  # a part before it is not there: none of this state is of use
+                return known  # an earlier part is missing: none of this state can be used
             came = (*came, switch.state)
             if len(came) < switch.parts:
                 return replace(self, unfinished=unfinished, parts=came)
@@ -165,7 +164,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
                 topic_id=switch.topic_id,
             )
         if switch.topic != self.topic or switch.offset < self.state_offset:
-            return known  # no leader writes that; the first switch stands
+            return known  # no leader writes that; the first switch is kept
         return replace(
             known,
             next_offset=max(self.next_offset, switch.offset),
@@ -175,7 +174,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         )
 
     def reached(self, next_offset: int, copied: int) -> Upstream:
-        """After `copied` records of the live topic, the last of them just before `next_offset`."""
+        """Return the state after `copied` records of the live topic, the last of them just before `next_offset`."""
         return replace(self, next_offset=max(self.next_offset, next_offset), copied=self.copied + copied)
 
 
@@ -184,7 +183,7 @@ def encode_upstream(upstream: Upstream) -> bytes:
 
 
 def decode_upstream(data: bytes, place: str) -> Upstream:
-    """What a commit says; `place` is for the error."""
+    """Decode the state in a commit; `place` is for the error."""
     if not data:
         return Upstream()
     try:
@@ -208,7 +207,7 @@ NOBODY: Final = Leadership(0, b"")
 
 
 class Screened(NamedTuple):
-    """Which records of a batch count, and who leads after it."""
+    """The records of a batch that count, and the leader after it."""
 
     counts: NDArray[np.bool_] | None
     """None: all of them."""
@@ -233,7 +232,7 @@ def screen(leadership: Leadership, batch: pa.RecordBatch, columns: IntegrityColu
 
 
 def _senders(leadership: Leadership, columns: IntegrityColumns, start: int, stop: int) -> NDArray[np.bool_]:
-    """The rows that are this leader's, or nobody's in particular."""
+    """Return the rows of this leader, or of no particular sender."""
     if leadership == NOBODY:
         return np.ones(stop - start, np.bool_)
     part = columns[start:stop]
@@ -252,7 +251,7 @@ logger = logging.getLogger(__name__)
 
 
 class Following:
-    """One partition of a version topic, as one replica takes it."""
+    """One partition of a version topic, as one replica reads it."""
 
     def __init__(
         self,
@@ -293,14 +292,14 @@ class Following:
 
     @property
     def is_pushed(self) -> bool:
-        """Whether the end of the push was drained: only then a partition can be led."""
+        """Whether the end of the push was drained: only then can a partition be led."""
         return self.replica.drainer.state.phase is Phase.PUSHED
 
     def consume(self, records: pa.RecordBatch, now_ms: int) -> None:
-        """In front of the buffer a replica has nothing to say about the version topic."""
+        """Do nothing: in front of the buffer a replica does not check the version topic."""
 
     def drain(self, records: pa.RecordBatch, now_ms: int, store: Store, set_aside: SetAside) -> int:
-        """Take the next records and set faulty ones aside; how many were left out as repeats."""
+        """Store the next records and set faulty ones aside; return how many were left out as repeats."""
         self._now_ms = now_ms
         with self.lock:
             if not has_headers(records) and self.upstream.leadership == NOBODY:
@@ -330,11 +329,11 @@ class Following:
             return left_out
 
     def wants_commit(self) -> bool:
-        """Whether a commit is due (D4); asked by the draining thread, which then commits."""
+        """Whether a commit is due (D4); called by the draining thread, which then commits."""
         return self._is_due
 
     def saved(self) -> bytes:
-        """The drainer's state, for the commit that has its rows."""
+        """Return the drainer's state, for the commit that has its rows."""
         with self.lock:  # a promotion forgets expired producers, too
             data = self.replica.checkpoint(now_ms=self._now_ms)
         if data is None:
@@ -359,7 +358,7 @@ class Following:
         store: Store,
         set_aside: SetAside,
     ) -> tuple[int, Judged]:
-        """Validate and store what counts, and only then move on (D1)."""
+        """Validate and store the records that count, and only then advance the position (D1)."""
         upstream, again = self.upstream, 0
 
         def put(kept: pa.RecordBatch, judged: Judged) -> None:
@@ -378,7 +377,7 @@ class Following:
 
 
 def _without_going_back(kept: pa.RecordBatch, upstream: Upstream) -> tuple[pa.RecordBatch, Upstream]:
-    """The records that lie behind what was taken of the live topic, all but for a leader's error (U3)."""
+    """Return the records after the position in the live topic: all of them, unless a leader made an error (U3)."""
     offsets = upstream_offsets(kept.column("headers"))
     copied = offsets >= 0
     if not copied.any():
@@ -409,7 +408,7 @@ FOREVER: Final = 1 << 62
 
 
 class AgedOut(NamedTuple):
-    """How many offsets a live topic let go of too early."""
+    """The numbers of offsets that a live topic deleted too early."""
 
     lost: int = 0
     """Before they were copied (T2)."""
@@ -421,7 +420,7 @@ class AgedOut(NamedTuple):
 
 
 def kept_for(config: Any) -> tuple[int, int]:
-    """How long, in ms, and up to how many bytes a topic keeps a record at least."""
+    """Return the least time, in ms, and bytes for which a topic keeps a record."""
     life_ms, most_bytes = FOREVER, FOREVER
     if config.deletes:
         life_ms = config.retention_ms if config.retention_ms >= 0 else FOREVER
@@ -432,7 +431,7 @@ def kept_for(config: Any) -> tuple[int, int]:
 
 
 def rewound(log: Any, following: Following, topic: str, rewind_ms: int, rewind_from: str) -> TopicSwitch:
-    """Where a live topic is read from, for a partition whose push was drained (T1)."""
+    """Return where a live topic is read from, for a partition whose push was drained (T1)."""
     version, partition = following.replica.topic, following.replica.partition
     end = following.replica.drainer.state.end_of_push
     if end < 0:
@@ -446,7 +445,7 @@ def rewound(log: Any, following: Following, topic: str, rewind_ms: int, rewind_f
 
 
 def topic_id_of(log: Any, topic: str) -> str:
-    """The id of the topic that has this name now; empty where it is not known."""
+    """Return the id of the topic that has this name now; empty where it is unknown."""
     states: dict[str, TopicState] = log.topic_states([topic])
     if topic not in states:
         raise UnavailableError(f"live topic {topic} does not exist (any more); create it again")
@@ -454,7 +453,7 @@ def topic_id_of(log: Any, topic: str) -> str:
 
 
 class LiveTopic:
-    """One partition of a live topic, from an offset on; what lies before `copied` is in the table already."""
+    """One partition of a live topic, from an offset on; records before `copied` are in the table already."""
 
     def __init__(
         self,
@@ -476,7 +475,7 @@ class LiveTopic:
         """Whether offsets that aged out were told of and not yet left behind for good, by a switch behind them."""
         self._log, self._copied, self._on_gap = log, copied, on_gap
         self._topic_id = topic_id
-        # A cluster's client decides for itself how much it fetches.
+        # A cluster's client decides itself how much it fetches.
         self._size = {"max_bytes": read_bytes} if isinstance(log, Log) else {}
         self._reader = self._open(offset)
 
@@ -485,7 +484,7 @@ class LiveTopic:
         return int(self._reader.positions()[self.partition])
 
     def poll(self, timeout_ms: int = 0) -> pa.RecordBatch | None:
-        """The next records, None when there are none yet."""
+        """Return the next records, None if there are none yet."""
         try:
             found: pa.RecordBatch | None = self._reader.poll(timeout_ms)
         except OffsetOutOfRangeError:
@@ -499,7 +498,7 @@ class LiveTopic:
         self._reader.close()
 
     def check(self) -> None:
-        """Raise when the topic is not the one any more that offsets count in (T4)."""
+        """Raise if the topic is not the one that the offsets belong to (T4)."""
         self._require_same(self.next_offset)
 
     def _require_same(self, offset: int) -> None:

@@ -1,21 +1,17 @@
-"""What replicas publish about themselves, and which replica's commit other processes read.
+"""The published status of replicas, and which replica's commit other processes read.
 
-What a replica says of itself, published now and then, and read by whoever wants to know who leads what.
+`tables/<version topic>/replicas/<replica>` is a small JSON object, published at intervals: replica, host, process,
+time, and for each partition role, epoch, positions in version topic and live topic, faults, and the last error. It
+is information only: leadership is decided by stamps and leases.
 
-`tables/<version topic>/replicas/<replica>` is a small JSON object: replica, host, process, when, and for each partition
-role, epoch, how far version topic and live topic are drained, faults, and what went wrong last. It is news, not truth:
-who leads is decided by stamps and leases.
-
-Which version a name means, and which replica's commit any other process reads of it.
-
-A replica is stored as the table `<version topic>.<replica>`, over that topic, and has said how it stands (`status`). A
-table of another topic, or of somebody who only reads the version topic, may have such a name, too, and is none. Of the
-replicas the one that has drained most is the one to read.
+A replica is stored as the table `<version topic>.<replica>`, over that topic, and has a status. A table of another
+topic, or of a process that only reads the version topic, may have such a name, too; it has no status and does not
+count. Reads use the replica that has drained most.
 
 Thread rules:
 
 - status: one thread publishes; reading from any.
-- reading: pure but for reading the backend.
+- reading: pure functions, except for reading the backend.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
-    """One partition of one replica; -1 where something is not known."""
+    """One partition of one replica; -1 for unknown values."""
 
     partition: int
     role: str
@@ -79,7 +75,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
 
 
 def partition_status(leading: Leading, end: int, live_end: int) -> PartitionStatus:
-    """How one partition stands, with the ends of both topics as they are now."""
+    """Return the status of one partition, with the current ends of both topics."""
     following = leading.following
     with following.lock:
         upstream, position = following.upstream, following.state.next_offset
@@ -118,7 +114,7 @@ def status_name(version: str, replica: str) -> str:
 
 
 class StatusBoard:
-    """Where one replica's status is published."""
+    """Publishes one replica's status."""
 
     def __init__(self, backend: StorageBackend, version: str, replica: str) -> None:
         self._backend, self._name = backend, status_name(version, replica)
@@ -136,22 +132,22 @@ class StatusBoard:
 
 
 def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
-    """What the replicas of a version said last, in order of their names."""
+    """Return the last published status of each replica of a version, sorted by name."""
     found = []
     for each in backend.list(f"tables/{version}/replicas"):
         if each.name.endswith(TEMPORARY):
-            continue  # being published just now, or left by one that died meanwhile
+            continue  # being published just now, or left by an interrupted publish
         published = backend.read_published(each.name)
         if published is not None:
             try:
                 found.append(msgspec.json.decode(published[0], type=ReplicaStatus))
             except (msgspec.DecodeError, RecursionError):
-                continue  # news of another release: the next one will be readable, or not be asked
+                continue  # written by another release: skip it
     return sorted(found, key=lambda status: status.replica)
 
 
 def described(status: ReplicaStatus) -> dict[str, Any]:
-    """A status as plain values, for tables and JSON lines."""
+    """Return a status as plain values, for tables and JSON lines."""
     plain: dict[str, Any] = msgspec.to_builtins(status)
     return plain
 
@@ -160,19 +156,19 @@ def described(status: ReplicaStatus) -> dict[str, Any]:
 
 
 class Served(NamedTuple):
-    """A version topic, and what the catalog knows of it, if it does."""
+    """A version topic, and its catalog entry, if any."""
 
     topic: str
     version: TableVersion | None
 
 
 def replica_table(version: str, replica: str) -> str:
-    """The name of the stored table that a replica's rows are."""
+    """Return the name of the stored table with a replica's rows."""
     return f"{version}.{replica}"
 
 
 def stored_replicas(backend: StorageBackend, version: str) -> dict[str, CommitList]:
-    """The stored tables that are replicas of a version topic, and their commits."""
+    """Return the stored tables that are replicas of a version topic, and their commits."""
     found = {}
     start = replica_table(version, "")
     for name in stored_tables(backend):
@@ -187,7 +183,7 @@ def stored_replicas(backend: StorageBackend, version: str) -> dict[str, CommitLi
 
 
 def served_version(backend: StorageBackend, name: str) -> Served:
-    """The version topic that `name` means: a table's current version, or the topic itself; never one that failed."""
+    """Return the version topic of `name`: a table's current version, or the topic itself; never a failed one."""
     named = version_named(backend, name)
     if named is None:
         return Served(name, None)
@@ -204,12 +200,12 @@ def served_version(backend: StorageBackend, name: str) -> Served:
 
 
 def freshest_replica(backend: StorageBackend, name: str) -> str | None:
-    """The stored table of the replica that has drained most of this version; None where there is none to read.
+    """Return the stored table of the replica that has drained most of this version; None if there is none to read.
 
-    Of a version that the catalog knows, one that holds the whole push of every partition, or none.
+    For a version in the catalog, only a replica with the whole push of every partition counts.
     """
     if version_named(backend, name) is None and load_commits(backend, name) is not None:
-        return None  # a table of its own
+        return None  # an ordinary table
     try:
         topic, version = served_version(backend, name)
     except InvalidError:

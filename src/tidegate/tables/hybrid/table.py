@@ -1,14 +1,14 @@
-"""`hybrid_table`: a pushed version of a table that goes on with a live topic, served by one of several replicas.
+"""`hybrid_table`: a pushed version of a table that follows a live topic, served by one of several replicas.
 
 Every process that opens the version is a replica: it drains the version topic into rows of its own, answers queries
-from them, and may be the leader of partitions, which copies the live topic into the version topic. Which one leads is
-decided by a lease for each partition; that no two leaders' effects mix is decided by the version topic itself
-(`replicas.fencing`).
+from them, and may be the leader of partitions, which copies the live topic into the version topic. Which one leads
+is decided by a lease for each partition; that no two leaders' effects mix is decided by the version topic itself
+(`replica`, F1).
 
 Replicas are stored as tables `<version topic>.<replica>`, each with its commits, so any process can read the last
 commit of any of them.
 
-Thread rule: as `table`.
+Thread rule: that of `Table`.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class HybridTable(KeyTable):
 
     @property
     def roles(self) -> dict[int, Role]:
-        """Partition → what this replica is to it."""
+        """Partition → the role of this replica."""
         return self.serving.roles
 
     def status(self) -> ReplicaStatus:
-        """Role, epoch, lag and faults of every partition, as they are now."""
+        """Role, epoch, lag and faults of every partition."""
         return self.serving.status()
 
     def step(self) -> bool:
-        """Drain, commit and lead a little, on this thread; whether there was anything to do."""
+        """Drain, commit and lead a little, on this thread; return whether there was anything to do."""
         self._check_open()
         return self.serving.step()
 
@@ -80,19 +80,19 @@ class HybridTable(KeyTable):
         self.serving.run()
 
     def check(self) -> None:
-        """Raise what stopped this replica, if anything did; a single partition's fault is in its status."""
+        """Raise the error that stopped this replica, if any; a single partition's fault is in its status."""
         if self.serving.error is not None:
             raise self.serving.error
         if self._builder is not None:
             self._builder.check()
 
     def catch_up(self, timeout: int | DurationLike = "60s") -> dict[int, int]:
-        """See everything that is in the version topic now; the position then."""
+        """Read everything that is in the version topic now; return the position then."""
         self.check()
         return super().catch_up(timeout)
 
     def close(self, *, save: bool = True) -> None:
-        """End what this replica leads, commit what it drained, let go; with `save=False` without the commit."""
+        """Stop leading, commit what is drained, and close; with `save=False` without the commit."""
         if self._closed:
             return
         try:
@@ -130,13 +130,13 @@ def hybrid_table(
     randomness: Randomness | None = None,
     scheduler: Scheduler | None = None,
 ) -> HybridTable:
-    """Open a replica of `name`, and go on with the topic `live` from `rewind` before the push ended.
+    """Open a replica of `name`, which continues with the topic `live` from `rewind` before the push ended.
 
-    `name` is a table, whose current version is served as long as this replica lives, or a version topic.
-    `state` is shared by all replicas: a folder or an object store. `replica` names this one's rows there; without it
-    the first that nobody serves is taken. `partitions` are those to replicate, all by default. `max_age` is how long a
-    silent producer is remembered, at least `rewind`; without it, for ever. With `follow` it drains and leads in the
-    background; else call `step`.
+    `name` is a table, whose current version is served as long as this replica lives, or a version topic. `state` is
+    shared by all replicas: a folder or an object store. `replica` names this one's rows there; without it the first
+    free name is taken. `partitions` are those to replicate, all by default. `max_age` is how long a silent producer
+    is remembered, at least `rewind`; without it, for ever. With `follow` it drains and leads in the background; else
+    call `step`.
     """
     owns_log = isinstance(log, str | Path)
     if owns_log:
@@ -219,7 +219,7 @@ def hybrid_table(
 
 
 def _serdes(served: Served, consumed: Consumed | None) -> Consumed:
-    """How keys and values are read: as told, else as the push said."""
+    """Return the serdes of keys and values: those given, else those of the push."""
     given = consumed or Consumed()
     if served.version is None:
         return given
@@ -239,7 +239,7 @@ def _checked(
     rewind_from: str,
     consumed: Consumed | None,
 ) -> tuple[tuple[int, ...], int]:
-    """Refuse what cannot work before anything is made."""
+    """Return the partitions and the rewind in ms, after refusing invalid arguments."""
     if rewind_from not in ("end", "start"):
         raise InvalidError(f"rewind_from={rewind_from!r}: choose 'end' or 'start'")
     if consumed is not None and consumed.isolation != "read_uncommitted":
@@ -265,7 +265,7 @@ def _checked(
 
 
 def _claimed(log: Any, names: Sequence[str], claim_of: Any, version: str) -> tuple[Materialiser, str]:
-    """The first of these replicas that nobody serves."""
+    """Return the first of these replicas that no process serves."""
     for name in names:
         claim = claim_of(name)
         builder = claim.attempt()
@@ -285,7 +285,7 @@ def _claimed(log: Any, names: Sequence[str], claim_of: Any, version: str) -> tup
 
 
 def _require_head(log: Any, builder: Materialiser) -> None:
-    """A replica needs the version topic from its beginning, or from its own commit on."""
+    """Check that the version topic can be read from its beginning, or from the replica's own commit on."""
     for state in builder.source.partitions:
         topic, number = state.shape.topic, state.partition
         with log.reader(topic, [number], start="earliest") as probe:

@@ -1,1 +1,1 @@
-"""Ingest."""
+"""Building tables from topics: consume, decode, validate, materialise."""

@@ -1,15 +1,15 @@
-"""The consuming stage of a builder: reading positions, and the bounded buffer behind it.
+"""The consuming stage of a builder: reads a table's topic into a bounded buffer for the draining stage.
 
-The bounded buffer between the consuming and the draining stage, in bytes.
+Buffer, bounded in bytes:
 
-B1  what is waiting never exceeds the limit, but for one piece that alone is larger.
-B2  nothing is lost: a piece is refused (False) or taken, and comes out in the order it went in.
-B3  closing wakes both sides; what is waiting can still be taken out.
+B1  waiting bytes never exceed the limit, except for a single larger piece.
+B2  nothing is lost: a piece is refused (False) or accepted, and pieces leave in the order they were added.
+B3  closing wakes both sides; waiting pieces can still be taken out.
 
-The topic's side of a table: where reading starts, what is read next, and offsets that are gone.
+Reading positions:
 
-T1  reading starts exactly at the committed position. When offsets from there on have aged out, going on at the first
-    that is left is told (a warning, a count), or refused with `on_gap="fail"`; it is never silent.
+T1  reading starts exactly at the committed position. If offsets from there on have aged out, continuing at the first
+    that exists is reported (a warning, a count), or refused with `on_gap="fail"`; it is never silent.
 T2  offsets without records (transaction markers, compacted tails) move the position too, as pieces without records.
 
 Thread rules:
@@ -44,7 +44,7 @@ DEFAULT_LIMIT_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records of one partition and the offset after them; no records where only the position moved."""
+    """Records of one partition and the offset after them; without records, only a new position."""
 
     partition: int
     next_offset: int
@@ -53,7 +53,7 @@ class Piece:
 
 
 class BoundedBuffer:
-    """Pieces on their way to the drainer."""
+    """A bounded queue of pieces for the drainer."""
 
     def __init__(self, clock: Clock, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -71,7 +71,7 @@ class BoundedBuffer:
         return self._bytes
 
     def put(self, piece: Piece, timeout_ms: int = 0) -> bool:
-        """Take the piece in, waiting for room at most so long; False when there was none or the buffer closed."""
+        """Add the piece, waiting for room at most so long; False if there was none or the buffer closed."""
         with self._changed:
             deadline = self._clock.monotonic_ms() + timeout_ms
             while not self._closed and self._pieces and self._bytes + piece.nbytes > self.limit_bytes:
@@ -87,7 +87,7 @@ class BoundedBuffer:
             return True
 
     def take(self, timeout_ms: int = 0) -> Piece | None:
-        """The oldest piece, waiting for one at most so long."""
+        """Return the oldest piece, waiting for one at most so long."""
         with self._changed:
             if not self._pieces and not self._closed and timeout_ms:
                 self._clock.wait_ms(self._changed, timeout_ms)
@@ -108,7 +108,7 @@ class BoundedBuffer:
 
 
 class TopicWatch:
-    """Notices that a table's topic is not the one any more that its positions count in."""
+    """Detects that a table's topic is not the one any more that its positions belong to."""
 
     def __init__(self, log: Any, shape: TableShape) -> None:
         self._log, self._shape = log, shape
@@ -116,7 +116,7 @@ class TopicWatch:
         self.topic_id, self._partitions = state.topic_id, state.partitions
 
     def check(self) -> None:
-        """Raise when the topic was created again, has more partitions, or is gone."""
+        """Raise if the topic was created again, has more partitions, or is gone."""
         state, shape = self._now(), self._shape
         if self.topic_id and state.topic_id and state.topic_id != self.topic_id:
             raise recreated(shape, self.topic_id, state.topic_id)
@@ -147,7 +147,7 @@ class TopicTail:
         self._reader = self._open({state.partition: state.next_offset for state in source.partitions})
 
     def poll(self, timeout_ms: int = 0) -> list[Piece]:
-        """What comes next: a piece with records, or pieces that only move positions, or nothing."""
+        """Return the next pieces: with records, or with a new position only; empty if there are none."""
         try:
             records = self._reader.poll(timeout_ms)
         except OffsetOutOfRangeError:
@@ -162,7 +162,7 @@ class TopicTail:
         return [Piece(partition, following, records, records.get_total_buffer_size())]
 
     def end_offsets(self) -> dict[int, int]:
-        """Where the topic ends now, for readers of the table's isolation."""
+        """Return the topic's end offsets, for the table's isolation level."""
         rules = self._source.rules
         with self._log.reader(
             rules.shape.topic,
@@ -189,12 +189,12 @@ class TopicTail:
         topic, starts = rules.shape.topic, {}
         for state in self._source.partitions:
             number = state.partition
-            # Asked for, not tried: a cluster's reader learns of offsets that are gone only as it reads.
+            # Looked up first: a cluster's reader notices offsets that are gone only while it reads.
             with self._log.reader(topic, [number], start="earliest") as probe:
                 first, end = probe.positions()[number], probe.end_offsets()[number]
             starts[number] = self._start(state, positions[number], first, end)
         self._told = dict(positions)
-        # A cluster's client decides for itself how much it fetches.
+        # A cluster's client decides itself how much it fetches.
         size = {"max_bytes": self._read_bytes} if isinstance(self._log, Log) else {}
         return self._log.reader(
             topic,
@@ -206,7 +206,7 @@ class TopicTail:
         )
 
     def _start(self, state: PartitionState, wanted: int, first: int, end: int) -> int:
-        """Where to read on, when the partition holds `first` up to `end` (T1)."""
+        """Return the offset to continue from, if the partition holds `first` up to `end` (T1)."""
         shape = self._source.rules.shape
         place = f"{shape.topic}-{state.partition}"
         if wanted > end:
@@ -217,7 +217,7 @@ class TopicTail:
         if wanted >= first:
             return wanted
         if wanted == 0:
-            return first  # nothing was read yet: the first record there is will do
+            return first  # nothing was read yet: begin at the first record there is
         if self._source.rules.consumed.on_gap == "fail":
             raise OffsetOutOfRangeError(
                 f"table {shape.name}: offsets {wanted} to {first - 1} of {place} aged out before "

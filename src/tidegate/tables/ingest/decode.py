@@ -1,4 +1,4 @@
-"""From records of a topic to rows of a table: keys taken apart, bad ones set aside, each with its observed time.
+"""Decode records of a topic into rows of a table: split windowed keys, set bad records aside, add the observed time.
 
 Whole columns at a time. The outcome does not depend on how the topic was cut into batches: the store judges each record
 with the observed time up to and with itself, carried from batch to batch.
@@ -59,7 +59,7 @@ ROWS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """Where bad keys and bad values go; their policies differ."""
+    """Where bad keys and bad values are set aside; their policies differ."""
 
     keys: DeadLetters
     values: DeadLetters
@@ -71,7 +71,7 @@ class Letters:
 
 
 class Seen(NamedTuple):
-    """Window and offset of every record that could be read, and which of them came when the window had expired."""
+    """Window and offset of every readable record, and which of them arrived after the window had expired."""
 
     ts: Int64s
     offsets: Int64s
@@ -80,7 +80,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The rows to put for a batch, and what became of its other records."""
+    """The rows to store for a batch, and the outcome of its other records."""
 
     rows: pa.RecordBatch
     stream_time: int | Int64s
@@ -98,7 +98,7 @@ class Taken:
 
 @dataclass(slots=True)
 class _Keys:
-    """Keys of a batch, taken apart; `ts` and `seq` as rows have them."""
+    """The decoded keys of a batch; `ts` and `seq` as rows have them."""
 
     inner: pa.Array
     ts: Int64s
@@ -109,7 +109,7 @@ class _Keys:
 def take_records(
     rules: TableRules, batch: pa.RecordBatch, observed_ms: int, newest_ms: int, letters: Letters
 ) -> Taken:
-    """The rows of one partition's next records."""
+    """Decode one partition's next records into rows."""
     counts, dropped = Counts(), dict[str, Int64s]()
     raw_keys, values = batch.column("key"), batch.column("value")
     offsets: Int64s = batch.column("offset").to_numpy()
@@ -139,7 +139,7 @@ def take_records(
 
 
 def count_put(shape: TableShape, taken: Taken, result: PutResult) -> tuple[pa.RecordBatch, Seen]:
-    """Count what became of the rows of a batch; those the store accepted, and all that windows have seen."""
+    """Count the outcomes of a batch's rows: stored rows, and the cells of all readable ones."""
     rows, counts, expired = taken.rows, taken.counts, NONE
     offsets: Int64s = rows.column("offset").to_numpy()
     seen = Seen(rows.column("ts").to_numpy(), offsets, NONE) if shape.is_windowed else Seen(NONE, NONE, NONE)
@@ -157,7 +157,7 @@ def count_put(shape: TableShape, taken: Taken, result: PutResult) -> tuple[pa.Re
 
 
 def warn_about(rules: TableRules, state: PartitionState, dropped: Mapping[str, Int64s]) -> None:
-    """Log records that are in no row of a table, before they are counted in the partition's state."""
+    """Log records that gave no row, before they are counted in the partition's state."""
     shape = rules.shape
     policies = {"bad_keys": rules.on_key_error, "bad_values": rules.consumed.on_value_error}
     for outcome, offsets in dropped.items():

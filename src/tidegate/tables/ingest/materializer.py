@@ -1,27 +1,23 @@
 """The builder of a table: claim the lease, restore the last commit, read the topic, commit.
 
-Dead letters on their way into the table's storage: kept up to a limit of bytes, beyond it counted.
+Dead letters are stored with the table, up to a limit of bytes; further ones are only counted. A letter's size is
+estimated from its own bytes, in the order of the topic, so which ones are kept does not depend on how the topic was
+cut. A letter that is not kept still counts in `bad_keys` or `bad_values`, and in `letters_not_kept`.
 
-Each letter's size is reckoned from its own bytes, in the order of the topic, so which ones are kept does not depend on
-how the topic was cut. A letter that is not kept is still told by the counters: `bad_keys` or `bad_values`, and
-`letters_not_kept`.
-
-The builder of a table: topic → consumer → bounded buffer → drainer → rows, and commits of all of it.
+Materialiser: topic → consumer → bounded buffer → drainer → rows, and commits of all of it.
 
     consumer  reads ahead, validates with the consumer's validator, fills the buffer
-    drainer   empties it, validates with the drainer's validator, writes rows, moves the position
+    drainer   empties it, validates with the drainer's validator, writes rows, advances the position
 
 M1  a commit is one storage checkpoint: rows, positions and the drainer's validation states are those of one moment
     between two pieces. The consumer's position, further on, is in no commit; a restart reads those records again.
-M2  rows of a piece are in storage before its position moves; repeating a piece after a failure changes nothing.
-M3  after a fault nothing is committed any more: the first error stops the builder and is raised to whoever asks.
+M2  rows of a piece are in storage before its position advances; repeating a piece after a failure changes nothing.
+M3  after a fault nothing is committed any more: the first error stops the builder, and `check` raises it.
 M4  only the holder of the lease commits; another one's takeover shows as `FencedError`.
 
-Becoming the builder of a table: the lease first, then the last commit restored, then reading on from there.
-
-A claim may be tried again and again: it answers None while another process has the lease, and a builder as soon as
-that one has ended, given up or died. Everything that can be refused is refused before the lease is taken, and a claim
-that fails gives the lease back.
+Claim: take the lease, restore the last commit, continue from there. A claim may be repeated: it returns None while
+another process has the lease, and a builder as soon as that one has ended, released it or died. Invalid requests are
+refused before the lease is taken, and a claim that fails releases the lease.
 
 Thread rules:
 
@@ -76,18 +72,18 @@ if TYPE_CHECKING:
 
 # --- letter box
 
-LETTER_BYTES: Final = 64  # what a letter takes beside its reason, key and value
+LETTER_BYTES: Final = 64  # of a letter, besides reason, key and value
 
 
 class LetterBox:
-    """Puts the dead letters of one table away."""
+    """Stores the dead letters of one table."""
 
     def __init__(self, source: TableSource) -> None:
         self._source = source
         self._limit_bytes = source.rules.consumed.dead_letter_bytes
 
     def put(self, letters: DeadLetters) -> int:
-        """Take all that are waiting; how many of them were not kept."""
+        """Store all that are waiting; return how many of them were not kept."""
         if not len(letters):
             return 0
         table, state = letters.take(), self._source.letters
@@ -140,7 +136,7 @@ class Cadence:
 
 
 class Materialiser:
-    """Builds one table; made by `opening`."""
+    """Builds one table; made by `Claim`."""
 
     def __init__(
         self,
@@ -191,7 +187,7 @@ class Materialiser:
     # -- the two stages --------------------------------------------------------------------------
 
     def consume_once(self, timeout_ms: int = 0) -> bool:
-        """Read the next piece and put it into the buffer; False when there was none."""
+        """Read the next piece and put it into the buffer; False if there was none."""
         pieces = self._tail.poll(timeout_ms)
         for piece in pieces:
             if piece.records is not None:
@@ -200,13 +196,13 @@ class Materialiser:
         return bool(pieces)
 
     def drain_once(self, timeout_ms: int = 0) -> bool:
-        """Take one piece out of the buffer into the table; False when there was none."""
+        """Take one piece out of the buffer into the table; False if there was none."""
         piece = self.buffer.take(timeout_ms)
         if piece is None:
             return False
         state = self._states[piece.partition]
         if self.validations[piece.partition].is_stopped:
-            return True  # its position stays; the others go on
+            return True  # its position stays; the others continue
         if piece.records is not None and not self._drain(state, piece.records):
             return True
         state.next_offset = piece.next_offset
@@ -217,7 +213,7 @@ class Materialiser:
         return True
 
     def commit(self) -> Commit | None:
-        """Make all that is drained one commit; None when nothing came since the last one."""
+        """Commit everything drained; None if there was nothing since the last commit."""
         if self.error is not None:
             raise self.error
         newest = self.commits.newest
@@ -225,19 +221,19 @@ class Materialiser:
             return None
         try:
             self._lease.keep()
-            self._topic.check()  # what was read since the last commit is of this topic, or nothing of it counts
+            self._topic.check()  # checks that records since the last commit are of this topic
             token = self.source.runtime.checkpoint(self.source.task)
             rows = sum(state.index.total_rows for state in self.source.partitions)
             commit = self.commits.add(token, self.source.positions, rows, self._clock.now_ms())
         except FencedError as error:
-            self.error = error  # for good: another one builds the table now (M4)
+            self.error = error  # for good: another process builds the table now (M4)
             raise
         self._dirty, self._uncommitted_bytes = False, 0
         self._committed_at_ms = self._clock.monotonic_ms()
         return commit
 
     def commit_if_due(self) -> None:
-        """Commit when it is time, keep the lease, and do a little maintenance."""
+        """Commit when due, renew the lease, and do a little maintenance."""
         waited = self._clock.monotonic_ms() - self._committed_at_ms
         due = (
             waited >= self._cadence.commit_interval_ms
@@ -253,11 +249,11 @@ class Materialiser:
     # -- catching up -----------------------------------------------------------------------------
 
     def end_offsets(self) -> dict[int, int]:
-        """Where the topic ends now, for readers of this table's isolation."""
+        """Return the topic's end offsets, for this table's isolation level."""
         return self._tail.end_offsets()
 
     def advance_to(self, targets: Mapping[int, int], idle_ms: int) -> bool:
-        """Read and drain on this thread until these offsets are reached; False when nothing came for so long."""
+        """Read and drain on this thread until these offsets are reached; False if no record arrived for so long."""
         self._guarded(lambda: self._advance_to(targets, idle_ms))
         return self.has_reached(targets)
 
@@ -277,7 +273,7 @@ class Materialiser:
         return all(self._states[number].next_offset >= offset for number, offset in targets.items())
 
     def wait_for(self, targets: Mapping[int, int], timeout_ms: int) -> bool:
-        """Wait until these offsets are drained; whether they are."""
+        """Wait until these offsets are drained; return whether they are."""
         deadline = self._clock.monotonic_ms() + timeout_ms
         with self._moved:
             while not self.has_reached(targets):
@@ -295,7 +291,7 @@ class Materialiser:
         return bool(self._threads)
 
     def run(self) -> None:
-        """Go on in the background until `stop`."""
+        """Run in the background until `stop`."""
         self.source.runtime.start(self.source.task)
         for name, body in (("consumer", self._consume_on), ("drainer", self._drain_on)):
             label = f"tidegate-{self.source.rules.shape.name}-{name}"
@@ -320,7 +316,7 @@ class Materialiser:
             self._clock.sleep_ms(2)
 
     def stop(self) -> None:
-        """End both stages; what is in the buffer is read again another time."""
+        """Stop both stages; buffered pieces are read again after the next start."""
         self._stopping.set()
         self.buffer.close()
         for thread in self._threads:
@@ -329,7 +325,7 @@ class Materialiser:
         self._tail.close()
 
     def close(self) -> None:
-        """Stop, commit what is drained if all is well, and give the lease up."""
+        """Stop, commit what is drained if all is well, and release the lease."""
         self.stop()
         try:
             if self.error is None and self._dirty:
@@ -339,12 +335,12 @@ class Materialiser:
             self._lease.release()
 
     def forget(self) -> None:
-        """Stop, and let `close` save nothing of what came since the last commit."""
+        """Stop, and let `close` save nothing since the last commit."""
         self.stop()
         self._dirty = False
 
     def check(self) -> None:
-        """Raise what stopped the builder, if anything did (M3)."""
+        """Raise the error that stopped the builder, if any (M3)."""
         if self.error is not None:
             raise self.error
 
@@ -361,7 +357,7 @@ class Materialiser:
         self.check()
         try:
             body()
-        except BaseException as error:  # kept, and raised to whoever asks: threads have nobody to tell
+        except BaseException as error:  # kept and raised by `check`: a thread has no caller
             self.error = error
             self._stopping.set()
             self.buffer.close()
@@ -374,7 +370,7 @@ class Materialiser:
     # -- inside ----------------------------------------------------------------------------------
 
     def _drain(self, state: PartitionState, records: pa.RecordBatch) -> bool:
-        """Take records into the table; False when the partition stopped among them."""
+        """Store records in the table; False if the partition stopped among them."""
         validation = self.validations[state.partition]
         state.counts.repeated += validation.drain(
             records,
@@ -409,10 +405,10 @@ class Materialiser:
         self.changes.publish(changed)
 
     def _prepare(self, state: PartitionState, taken: Taken) -> PreparedPut:
-        """Give the rows to the store.
+        """Write the rows to the store.
 
-        When there is no room, the time segments that these rows make old are dropped first: a builder that has to stop
-        all the same goes back to its last commit, which has them.
+        If there is no room, the time segments that these rows expire are dropped first: a builder that has to stop
+        anyway restarts from its last commit, which has them.
         """
         store = self._stores[state.partition]
         try:
@@ -457,8 +453,8 @@ class Materialiser:
 
 
 def kept_checkpoints() -> int:
-    """How many checkpoints storage must hold so that every listed commit stays readable."""
-    return KEPT + 2  # one being written, and the one that leaves the list with it
+    """Return how many checkpoints storage must hold so that every listed commit stays readable."""
+    return KEPT + 2  # one being written, and the one that its publish removes from the list
 
 
 def _covers(commit: Commit | None, target: Mapping[int, int]) -> bool:
@@ -469,7 +465,7 @@ def _covers(commit: Commit | None, target: Mapping[int, int]) -> bool:
 
 
 class Claim:
-    """All that is needed to build one table here, once nobody else does."""
+    """The means to build one table here, once no other process does."""
 
     def __init__(
         self,
@@ -502,11 +498,11 @@ class Claim:
 
     @property
     def retry_ms(self) -> int:
-        """How often it makes sense to ask again."""
+        """The time between attempts."""
         return min(max(self._ttl_ms // 10, 50), 1000)
 
     def attempt(self) -> Materialiser | None:
-        """The builder, if the table is ours to build now."""
+        """Return the builder if the lease is ours now, else None."""
         lease = Lease(
             self._backend,
             lease_name(self._rules.shape.name),
@@ -520,7 +516,7 @@ class Claim:
         try:
             return self._build(lease)
         except FencedError:
-            return None  # another one was quicker, and has put the commits under its name already
+            return None  # another process was quicker, and has put the commits under its name already
         except BaseException:
             lease.release()
             raise
@@ -539,7 +535,9 @@ class Claim:
             scheduler=self._scheduler,
             metrics=metrics,
         )
-        runtime.backlog.expect_jobs(1, 1)  # the drainer appends and prunes: while it waits, nobody makes room
+        runtime.backlog.expect_jobs(
+            1, 1
+        )  # the drainer appends and prunes: while it waits, no other thread makes room
         try:
             task = task_of(rules.shape)
             tokens = [commit.token for commit in known]

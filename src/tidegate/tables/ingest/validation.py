@@ -1,24 +1,20 @@
-"""The two validators of a partition, and the check for updates that go back in time.
+"""The two validators of a partition, in front of the buffer and behind it, and the check for updates out of order.
 
-The two validators of a partition, in front of the buffer and behind it, as a table uses them.
+Records without any header have no numbering: neither validator checks them, so they pass and only move the position.
+That is the common case of topics that other programs write, and half the cost of validating.
 
-Records without any header have no numbering: neither validator has anything to say about them, whatever their
-number, so they pass by with only the position moved. That is the common case of topics that other programs
-write, and half the cost of validating.
-
-V1  the drainer's state that is saved says the same offset as the rows beside it.
+V1  the saved state of the drainer has the same offset as the rows it is saved with.
 V2  a fault that stops the partition is raised after the records before it were stored, and nothing is saved any more.
 
-Notices updates that are older than what they replace, and says so once a minute for each partition.
-
-The later offset wins whatever the timestamps say; but a producer that writes updates of one window out of order is
-worth a line in the log. A batch whose timestamps do not go back cannot hold such an update and costs nothing. Else
-the first rows that went back are looked up, at most `MOST_LOOKED_AT` of a batch, until one is found; so the line is
-never wrong, and a busy topic may be told about later than at its first case.
+The order watch detects updates that are older than the values they replace, and logs one warning a minute for each
+partition. The later offset wins, whatever the timestamps; but a producer that writes updates of one window out of
+order deserves a warning. A batch whose timestamps do not decrease cannot hold such an update and costs nothing. Else
+the first rows that went back are looked up, at most `MOST_LOOKED_AT` of a batch, until one is found; so a warning is
+never wrong, and in a busy topic it may come later than the first case.
 
 Thread rules:
 
-- validating: as `integrity.roles`: `consume` in one thread, `drain` and `saved` in one thread.
+- validation: as `integrity.replica`: `consume` in one thread, `drain` and `saved` in one thread.
 - order watch: the draining thread's.
 """
 
@@ -66,7 +62,7 @@ class Validation:
         state.encode_drainer = self.saved
 
     def consume(self, records: pa.RecordBatch, now_ms: int) -> None:
-        """In front of the buffer."""
+        """Check records in front of the buffer."""
         if has_headers(records):
             self.replica.consume(records, now_ms)
         else:
@@ -79,7 +75,7 @@ class Validation:
         store: Callable[[pa.RecordBatch], None],
         set_aside: Callable[[pa.RecordBatch, Judged], None],
     ) -> int:
-        """Behind the buffer: validate, store, and set faulty records aside; how many were left out as repeats."""
+        """Validate, store, and set faulty records aside behind the buffer; return how many were left out as repeats."""
         self._now_ms = now_ms
         if self.replica.error is not None:
             raise self.replica.error
@@ -99,11 +95,11 @@ class Validation:
         return repeats_of(judged)
 
     def wants_commit(self) -> bool:
-        """A plain table commits by time and bytes alone."""
+        """Return False: a plain table commits by time and bytes alone."""
         return False
 
     def saved(self) -> bytes:
-        """The drainer's state, for the commit that has its rows."""
+        """Return the drainer's state, for the commit that has its rows."""
         data = self.replica.checkpoint(now_ms=self._now_ms)
         if data is None:
             raise self.replica.error or InternalError("a stopped partition has no error")
@@ -111,14 +107,14 @@ class Validation:
 
 
 def rules_of(log: Any, topic: str, partition: int) -> ValidationRules:
-    """How a topic's records are judged: gaps of compaction are tolerated, and a head that aged out."""
+    """Return the validation rules of a topic: gaps of compaction are tolerated, and a head that aged out."""
     with log.reader(topic, [partition], start="earliest") as probe:
         head_is_gone = probe.positions()[partition] > 0
     return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=head_is_gone)
 
 
 def repeats_of(judged: Judged) -> int:
-    """How many data records are left out though nothing is wrong with them."""
+    """Return how many data records are left out although they are correct."""
     if judged.kept.all():
         return 0
     return int(np.count_nonzero(~judged.kept & ~judged.columns.is_control & ~judged.is_fatal))
@@ -142,7 +138,7 @@ logger = logging.getLogger(__name__)
 
 
 class OrderWatch:
-    """Looks at the rows of each batch before they are written."""
+    """Checks the rows of each batch before they are written."""
 
     def __init__(self, source: TableSource, clock: Clock) -> None:
         self._source = source
@@ -150,7 +146,7 @@ class OrderWatch:
         self._told: dict[int, int] = {}
 
     def look(self, state: PartitionState, rows: pa.RecordBatch) -> None:
-        """`state` is as it was before the batch."""
+        """Check a batch; `state` is as it was before the batch."""
         if rows.num_rows == 0:
             return
         times = rows.column("value_ts").to_numpy()
@@ -177,7 +173,7 @@ class OrderWatch:
     def _first_older(
         self, state: PartitionState, rows: pa.RecordBatch, back: list[int]
     ) -> tuple[int, int, int] | None:
-        """The first of these rows that replaces a newer one: its offset and time, and the newer time."""
+        """Return the first of these rows that replaces a newer one: its offset and time, and the newer time."""
         wanted = set(back)
         keys = rows.column("key").take(pa.array(back)).unique()
         mine = pa.compute.index_in(rows.column("key"), keys).is_valid().to_numpy(zero_copy_only=False)

@@ -1,1 +1,1 @@
-"""Between bytes and values: single ones and whole columns; what could not be read."""
+"""Serdes: conversion between bytes and values, one at a time and by column."""

@@ -1,6 +1,6 @@
-"""Avro as a serde, with a schema registry.
+"""Avro as a serde with a schema registry (extra `avro`).
 
-Avro as a serde, framed the way producers with a schema registry frame it (extra `avro`).
+Values are framed the way producers with a schema registry frame them.
 
 | bytes | hold |
 |---|---|
@@ -8,22 +8,18 @@ Avro as a serde, framed the way producers with a schema registry frame it (extra
 | 1-4 | the schema's number in the registry, big-endian |
 | 5- | the value, in Avro's binary encoding, by that schema |
 
-A value is read by the schema it was written with and resolved to the declared one, as Avro says; without a declared
-schema it is read as it was written. Values are written with the declared schema, registered under the subject.
-fastavro reads and writes one value at a time: columns go through Python objects here, unlike JSON's.
+A value is read with the schema it was written with and resolved to the declared one, as Avro says; without a
+declared schema it is read as written. Values are written with the declared schema, registered under the subject.
+fastavro reads and writes one value at a time, so columns go through Python objects here, unlike JSON's.
 
-Values; use them from any thread.
+The registry client uses the protocol of Kafka's Avro producers: `GET /schemas/ids/{id}`, `POST
+/subjects/{subject}/versions`, `GET /subjects/{subject}/versions/latest`. The schema of a number never changes, so
+schemas are cached; at most `kept` of them.
 
-A schema registry over HTTP: schemas by number, and numbers for schemas.
+Every request has a timeout. A registry that cannot be reached or fails is `UnavailableError`, one that does not know
+or refuses a schema is `InvalidError`.
 
-Speaks the registry protocol that Avro producers of Kafka use: `GET /schemas/ids/{id}`,
-`POST /subjects/{subject}/versions`, `GET /subjects/{subject}/versions/latest`. A number's schema never changes, so
-what was read once is kept; at most `kept` schemas are.
-
-Every request has a timeout. A registry that cannot be reached or fails is `UnavailableError`, one that knows no such
-schema or refuses one is `InvalidError`.
-
-Thread rule: one lock around what is kept; requests run beside each other.
+Thread rule: serdes are values for any thread. The registry has one lock around its cache; requests run in parallel.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ LARGEST_ANSWER: Final = 4 << 20
 
 
 class SchemaRegistry:
-    """One registry, at a URL like http://host:8081; `user` and `password` where it asks for them."""
+    """One registry, at a URL like http://host:8081; `user` and `password` where it needs them."""
 
     def __init__(
         self,
@@ -76,7 +72,7 @@ class SchemaRegistry:
         self._lock = threading.Lock()
 
     def schema(self, number: int) -> str:
-        """The text of the schema with this number."""
+        """Return the text of the schema with this number."""
         with self._lock:
             known = self._schemas.get(number)
         if known is None:
@@ -86,7 +82,7 @@ class SchemaRegistry:
         return known
 
     def register(self, subject: str, schema: str) -> int:
-        """The number of a schema under a subject, given now if it has none yet."""
+        """Return the number of a schema under a subject; it is registered if it has none yet."""
         with self._lock:
             known = self._numbers.get((subject, schema))
         if known is None:
@@ -97,13 +93,13 @@ class SchemaRegistry:
         return known
 
     def latest(self, subject: str) -> tuple[int, str]:
-        """The number and the text of a subject's newest schema; asked anew each time."""
+        """Return the number and the text of a subject's newest schema; never cached."""
         answer = self._ask("GET", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
         return self._number(answer, subject), self._text(answer, f"subject {subject}")
 
     def _ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
         import urllib.error
-        import urllib.request  # with TLS and all, for those who have a registry
+        import urllib.request  # loads TLS, which only registry users need
 
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers, method=method)
@@ -150,7 +146,7 @@ class SchemaRegistry:
 
 
 def _keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Remember, and forget the oldest when there are too many."""
+    """Cache a schema, and drop the oldest when there are too many."""
     while len(kept) >= most:
         del kept[next(iter(kept))]
     kept[key] = value
@@ -175,7 +171,7 @@ _LOGICAL: Final = {
 class Avro:
     """Avro values of one declared schema, under one subject (for values of a topic: `<topic>-value`).
 
-    A stream does not start where a field that its state depends on is null in every sampled record; `optional` names
+    A stream does not start if a field that its state depends on is null in every sampled record; `optional` names
     the fields that may be.
     """
 
@@ -291,7 +287,7 @@ _ERRORS: Final = (
 
 
 def arrow_type_of(schema: Any) -> pa.DataType:
-    """The Arrow type of an Avro schema; unions other than with null have none."""
+    """Return the Arrow type of an Avro schema; unions other than with null have none."""
     if isinstance(schema, list):
         rest = [one for one in schema if one != "null"]
         if len(rest) != 1:

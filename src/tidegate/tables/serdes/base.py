@@ -1,6 +1,6 @@
-"""Serdes of bytes, text, numbers and windowed keys.
+"""Serdes convert keys and values to bytes and back, one at a time and by column.
 
-Serdes: how keys and values become bytes and are read again, one at a time and a column at a time.
+This module has the serdes of bytes, text, numbers and windowed keys.
 
 | serde | bytes | Python, Arrow |
 |---|---|---|
@@ -13,15 +13,15 @@ Serdes: how keys and values become bytes and are read again, one at a time and a
 | `windowed(serde, …)` (`tables/serdes/base.py`) | the inner bytes and a window | Windowed, struct |
 
 The bytes are those of Kafka's serdes of these names. None is written as null, and null is read as None. Reading is
-strict: bytes that no such value has, like text that is not UTF-8, are refused and never mended.
+strict: bytes that are no such value, like text that is not UTF-8, are refused and never repaired.
 
 A value that cannot be read raises `CorruptError`; in a column it is a bad row with a reason (`DecodedColumn`).
 
-Serdes of windowed keys: an inner serde and a window around it.
+A serde of windowed keys wraps an inner serde.
 
 `windowed(String(), size="1m")` reads and writes what Kafka Streams' time windowed serde does, and
-`windowed(String(), size="1m", key_format="changelog")` what its stores and their changelogs hold; without a size it is
-sessions. Wrapping a windowed serde again is a `TypeError`: its bytes would carry two windows, and nobody reads them.
+`windowed(String(), size="1m", key_format="changelog")` what its stores and their changelogs hold; without a size it
+is sessions. Wrapping a windowed serde again is a `TypeError`: its bytes would carry two windows.
 
 A column is read into a struct of key, window_start and window_end. Values; use them from any thread.
 
@@ -63,14 +63,14 @@ NO_ROWS: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class DecodedColumn:
-    """A typed column with null where a row is bad, the numbers of those rows, and why each of them is."""
+    """A typed column with null where a row is bad, the numbers of those rows, and the reason of each."""
 
     values: pa.Array
     bad_rows: Int64s
     reasons: tuple[str, ...]
 
     def require_good(self) -> pa.Array:
-        """The values, if every row could be read; else `CorruptError` about the first that could not."""
+        """Return the values if every row could be read; else raise `CorruptError` about the first that could not."""
         if len(self.bad_rows):
             raise CorruptError(
                 f"row {int(self.bad_rows[0])} cannot be read: {self.reasons[0]}", kafka_name=None
@@ -80,7 +80,7 @@ class DecodedColumn:
 
 @runtime_checkable
 class Serde(Protocol[T]):
-    """Both directions of one kind of value; `fixed_bytes` is the length all its bytes have, if they have one."""
+    """Reads and writes one kind of value; `fixed_bytes` is the length of its bytes, if all have the same."""
 
     name: str
     fixed_bytes: int | None
@@ -148,7 +148,7 @@ class String:
     def decode_column(self, raw: pa.Array) -> DecodedColumn:
         try:
             return DecodedColumn(raw.cast(pa.string()), NO_ROWS, ())
-        except pa.ArrowInvalid:  # some row is no text: which one, only looking at each can tell
+        except pa.ArrowInvalid:  # some row is not UTF-8: find out which, one by one
             return decode_one_by_one(self, raw)
 
     def __repr__(self) -> str:
@@ -161,8 +161,8 @@ class _Number(Generic[T]):
     name: str
     fixed_bytes: int | None
     arrow_type: pa.DataType
-    _code: str  # as `struct` has it
-    _layout: str  # as numpy has it
+    _code: str  # in `struct` notation
+    _layout: str  # in numpy notation
 
     def encode(self, value: T | None) -> bytes | None:
         if value is None:
@@ -247,7 +247,7 @@ class Double(_Number[float]):
 
 
 def decode_one_by_one(serde: Serde[Any], raw: pa.Array) -> DecodedColumn:
-    """The column form of a serde that has none of its own, or cannot use it for these rows."""
+    """Decode a column one value at a time, for serdes without a column form of their own."""
     values: list[Any] = [None] * len(raw)
     bad: dict[int, str] = {}
     for row, one in enumerate(raw.cast(pa.binary()).to_pylist()):
@@ -274,7 +274,7 @@ K = TypeVar("K")
 
 
 class WindowedSerde(Generic[K]):
-    """A serde of keys in windows; made by `windowed`."""
+    """A serde of windowed keys; made by `windowed`."""
 
     name: str
     fixed_bytes: int | None
@@ -356,7 +356,7 @@ def windowed(
     key_format: KeyFormat | str | None = None,
     strict: bool = True,
 ) -> WindowedSerde[K]:
-    """A serde of `inner`'s keys in windows: of time when a size is given, else sessions."""
+    """Return a serde of `inner`'s keys in windows: time windows if a size is given, else sessions."""
     if key_format is None:
         chosen = KeyFormat.SESSION if size is None else KeyFormat.TOPIC
     else:
@@ -365,7 +365,7 @@ def windowed(
 
 
 def require_raw(serde: Any) -> None:
-    """`TypeError` unless this is a serde of plain keys or values."""
+    """Raise `TypeError` unless this is a serde of plain keys or values."""
     if isinstance(serde, WindowedSerde):
         raise TypeError(
             f"{serde!r} is windowed already, and would be wrapped twice; give the serde of the raw key,"

@@ -1,9 +1,8 @@
 """JSON as a serde over whole columns, and serdes by their names.
 
-A column of JSON bytes to typed Arrow columns, as declared, with no Python object per record.
-
-One kernel pass reads the rows it is sure about (`kernels/json_rows`). Rows it leaves alone are read one by one by
-the standard library (`json_values`), which also says why a row is bad. Fields with types the kernel does not know
+Reading. A column of JSON bytes becomes typed Arrow columns, as declared, with no Python object per record. One
+kernel pass reads the rows that it can read exactly (`kernels/json_rows`). Other rows are read one by one by the
+standard library (`json_values`), which also says why a row is bad. Fields of types that the kernel does not know
 (decimal, timestamp, date, lists, structs) leave it as JSON text and are converted a column at a time by Arrow; if
 Arrow refuses some row of the column, that column's rows are read one by one.
 
@@ -11,24 +10,18 @@ I1  every value is the one the text says: the nearest double, the whole number, 
 I2  a row that is not as declared is bad as a whole: its row number and the reason are given, its columns are null.
 I3  a null value is no row: absent, with null columns, and neither good nor bad.
 
-JSON as a serde: declared fields to and from typed columns, or any JSON value to and from Python.
+Serde. `Json(order_id="string", amount="double")` writes objects with exactly these fields, in this order, without
+blanks; null fields are written as null. `Json()` declares nothing: one value at a time it is any JSON value, and in
+columns it stays text. Columns are written with no Python object per record; lists and structs are the exception.
+Doubles are written with the fewest digits that read back as the same double; `NaN` and infinities have no JSON and
+are refused.
 
-`Json(order_id="string", amount="double")` reads columns as `json_columns` says and writes objects with exactly
-these fields, in this order, without blanks; null fields are written as null. `Json()` declares nothing: one value
-at a time it is any JSON value, and in columns it stays the text it is.
+Names. `serde_from` reads a serde from its name, as a command line says it (`long`) or as Python writes it
+(`Json(amount='double')`), for programs that know a table only from what is stored. What is stored is a serde's
+`repr`; it is read as a constant expression, never run. A serde that text cannot express (a user's own, Avro with its
+registry) gives `None`; callers then use bytes.
 
-Columns are written with no Python object per record (`json_objects`); lists and structs are the exception. Doubles are
-written with the fewest digits that read back as the same double; `NaN` and infinities have no JSON and are refused.
-
-Values; use them from any thread.
-
-A serde from its name: as a command line says it (`long`), or as Python writes it (`Json(amount='double')`).
-
-For programs that know a table only by what is stored of it, or are told by an option. What is stored is a serde's
-`repr`, and it is read as a constant expression, never run. A serde that text cannot say (one of the user's own, Avro
-with its registry) is `None` here: whoever asks then goes on with bytes.
-
-Thread rule: a decoder is a value; use it from any thread.
+Thread rule: serdes and decoders are values; use them from any thread.
 """
 
 from __future__ import annotations
@@ -68,7 +61,7 @@ _KINDS: Final = {pa.float64(): kernel.DOUBLE, pa.bool_(): kernel.BOOLEAN, pa.str
 
 @dataclass(frozen=True, eq=False)
 class DecodedValues:
-    """Columns with a row for every value given, which rows had none, and which are bad and why."""
+    """Columns with a row for every value, the rows without a value, and the bad rows with their reasons."""
 
     batch: pa.RecordBatch
     absent: Flags
@@ -77,7 +70,7 @@ class DecodedValues:
 
     @property
     def good(self) -> Flags:
-        """Rows that have a value and are as declared."""
+        """The rows that have a value and are as declared."""
         good: Flags = ~self.absent
         good[self.bad_rows] = False
         return good
@@ -132,7 +125,7 @@ class JsonDecoder:
         return DecodedValues(batch, ~column.present, bad_rows, tuple(bad[row] for row in bad_rows.tolist()))
 
     def _scan(self, column: BinaryColumn) -> tuple[list[pa.Array], npt.NDArray[np.uint8]]:
-        """What the kernel is sure about, and its verdict of each row."""
+        """Return what the kernel read, and its verdict for each row."""
         rows, room, fields = len(column.present), column.total_bytes, len(self.schema)
         texts = int(np.count_nonzero(self._kinds >= kernel.STRING))
         numbers = np.empty((fields - texts) * rows, np.int64)
@@ -157,7 +150,7 @@ class JsonDecoder:
     def _read_slowly(
         self, column: BinaryColumn, arrays: list[pa.Array], slow: Int64s, bad: dict[int, str]
     ) -> list[pa.Array]:
-        """The columns with these rows read by the standard library; bad ones are added to `bad`."""
+        """Return the columns with these rows read by the standard library; bad ones are added to `bad`."""
         read: list[list[Any]] = []
         places: list[int] = []
         for row in slow.tolist():
@@ -180,7 +173,7 @@ class JsonDecoder:
 
 
 def _numbers(values: Int64s, flags: Flags, kind: pa.DataType) -> pa.Array:
-    """A column of what the kernel wrote; integers are still 64 bits wide."""
+    """Return a column of what the kernel wrote; integers are still 64 bits wide."""
     nulls = int(len(flags) - np.count_nonzero(flags))
     mask = pa.py_buffer(np.packbits(flags, bitorder="little")) if nulls else None
     if kind == pa.bool_():
@@ -191,7 +184,7 @@ def _numbers(values: Int64s, flags: Flags, kind: pa.DataType) -> pa.Array:
 
 
 def _narrow(numbers: pa.Int64Array, kind: pa.DataType) -> tuple[pa.Array, Int64s]:
-    """The numbers in a narrower type, and the rows whose number does not fit it."""
+    """Return the numbers in a narrower type, and the rows whose number does not fit it."""
     least = -(1 << (kind.bit_width - 1)) if pa.types.is_signed_integer(kind) else 0
     values = numbers.fill_null(0).to_numpy(zero_copy_only=False)
     outside = (values < least) | (values > least + (1 << kind.bit_width) - 1)
@@ -202,7 +195,7 @@ def _narrow(numbers: pa.Int64Array, kind: pa.DataType) -> tuple[pa.Array, Int64s
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Absent and bad rows are null in every column, whatever was declared."""
+    """Make absent and bad rows null in every column, whatever was declared."""
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
@@ -215,7 +208,7 @@ def _blank(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
 
 # --- json serde
 
-PIECE_VALUES: Final = 1 << 14  # of lists, as Python objects at a time
+PIECE_VALUES: Final = 1 << 14  # of lists, held as Python objects at a time
 _CONTROLS: Final = [chr(code) for code in range(32)]
 _SHORT: Final = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
@@ -264,12 +257,12 @@ class Json:
             raise InvalidError(f"not a JSON value: {error}") from None
 
     def decode(self, raw: bytes | None) -> Any:
-        """A dict of the declared fields, or whatever the text holds when nothing is declared."""
+        """Return a dict of the declared fields, or any JSON value if no field is declared."""
         if raw is None:
             return None
         try:
             if self._decoder is None:
-                parse(raw)  # refuses what Python's reader would let pass
+                parse(raw)  # refuses what Python's parser would accept
                 return json.loads(raw.decode())
             values = parse_row(raw, self.schema)
         except Refused as refused:
@@ -278,7 +271,7 @@ class Json:
         return {field.name: array[0].as_py() for field, array in zip(self.schema, arrays, strict=True)}
 
     def decode_values(self, raw: pa.Array | pa.ChunkedArray) -> DecodedValues:
-        """The declared columns of a column of JSON, with bad rows and their reasons."""
+        """Return the declared columns of a column of JSON, with bad rows and their reasons."""
         return self.decoder.decode(raw)
 
     def encode_column(self, values: pa.Array) -> pa.BinaryArray:
@@ -314,14 +307,14 @@ _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896  # 0000-01-01 and 9999-12-31, in day
 
 
 def encode_objects(batch: pa.RecordBatch) -> pa.BinaryArray:
-    """One JSON object a row, with the columns as fields, in their order."""
+    """Write one JSON object for each row, with the columns as fields, in their order."""
     if not batch.num_columns:
         return pa.array([b"{}"] * batch.num_rows, pa.binary())
     return write_objects(batch, _texts)
 
 
 def _texts(column: pa.Array, name: str) -> pa.StringArray:
-    """A column as JSON texts, null where it is null."""
+    """Return a column as JSON texts, null where it is null."""
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return column.cast(pa.string())
@@ -355,7 +348,7 @@ def _dumped(value: Any) -> str:
 
 
 def _list_texts(column: pa.ListArray | pa.LargeListArray) -> pa.StringArray:
-    """Each list as a JSON array, null where it is null.
+    """Return each list as a JSON array, null where it is null.
 
     One list can be a whole window of `collect`, and as Python objects its values take three times the memory of the
     column. At most `PIECE_VALUES` values are therefore Python objects at a time.
@@ -397,7 +390,7 @@ def _write_list(content: bytearray, values: pa.Array, start: int, stop: int) -> 
 
 
 def _require_four_digit_years(column: pa.Array, name: str) -> None:
-    """Refuse moments that ISO 8601 has no text for: before the year 0 and after 9999."""
+    """Refuse times that ISO 8601 has no text for: before the year 0 and after 9999."""
     if pa.types.is_timestamp(column.type):
         in_a_day, days = _IN_A_DAY[column.type.unit], column.view(pa.int64())
     elif pa.types.is_date64(column.type):
@@ -430,7 +423,7 @@ def _plain_decimals(column: pa.Array) -> pa.StringArray:
 
 
 def _escaped(column: pa.StringArray) -> pa.StringArray:
-    """Texts with what JSON wants escaped; most columns have nothing of the kind."""
+    """Escape texts for JSON; most columns need no change."""
     if not pc.any(pc.match_substring_regex(column, r'["\\\x00-\x1f]')).as_py():
         return column
     column = pc.replace_substring(column, "\\", "\\\\")
@@ -461,7 +454,7 @@ SERDE_NAMES = tuple(_PLAIN)
 
 
 def serde_from(written: str) -> Serde[Any] | None:
-    """The serde that the text says; None when it says something else."""
+    """Return the serde that the text names; None if it names none."""
     text = written.strip()
     found = _PLAIN.get(text.lower())
     if found is not None:
@@ -489,7 +482,8 @@ def serde_from(written: str) -> Serde[Any] | None:
 
 
 def require_serde(written: str, what: str) -> Serde[Any]:
-    """The serde that the text says, or `InvalidError` with how to say one; `what` is where it was said."""
+    """Return the serde that the text names, or raise `InvalidError` with the syntax; `what` is the option it was
+    given in."""
     found = serde_from(written)
     if found is None:
         raise InvalidError(

@@ -1,14 +1,14 @@
 """JSON values one at a time, exactly: declared fields, values, texts and objects.
 
-JSON one row at a time: slow, and exact about everything the kernel leaves alone.
+Rows that the kernel does not read are read here one at a time: slow, and exact.
 
 The standard library's parser reads the text; numbers stay the text they are until the declared type is known, so
 nothing is rounded on the way. A field that occurs twice has its last value, as in every common parser; `NaN` and
-`Infinity` are not JSON; half a surrogate pair is no text; a name that is not declared is ignored.
+`Infinity` are not JSON; half a surrogate pair is no text; undeclared names are ignored.
 
 `Refused` carries why a row is bad, in words.
 
-What a JSON value is declared to hold: named fields with Arrow types, written the way people write them.
+Declarations name fields and their Arrow types:
 
 | written | Arrow type | JSON it is read from |
 |---|---|---|
@@ -22,10 +22,10 @@ What a JSON value is declared to hold: named fields with Arrow types, written th
 | `list<…>`, `struct<a: …, b: …>` | list, struct | the same inside |
 | an Arrow type or field, `field("double", optional=True)` | itself | as above |
 
-ISO 8601 is read as Python, Java and JavaScript write it: `T` or a blank, seconds and fraction or none, `Z`, `+02:00`,
-`+0200`, `+02`, and the name of a zone in brackets behind the offset, which changes nothing. Digits of a fraction beyond
-the type's unit are cut off. A moment without an offset could be in any zone, and is refused; declared as
-`pa.timestamp("ms")` it is taken for UTC. `timestamp` counts milliseconds.
+ISO 8601 is read as Python, Java and JavaScript write it: `T` or a blank, seconds and fraction or none, `Z`,
+`+02:00`, `+0200`, `+02`, and the name of a zone in brackets behind the offset, which changes nothing. Digits of a
+fraction beyond the type's unit are cut off. A time without an offset could be in any zone, and is refused; declared
+as `pa.timestamp("ms")` it is taken for UTC. `timestamp` counts milliseconds.
 
 `"string not null"`, or an Arrow field that is not nullable, refuses null and absent; everything else may be null.
 Values only.
@@ -34,12 +34,12 @@ A column of JSON texts, one value each, to one typed Arrow column: decimals, mom
 
 Arrow converts whole columns where its rules are ours; where it refuses a column, or might read some text more
 generously than declared, the values are read one by one (`json_values`). Texts come from the kernel, so each one is
-valid JSON. A row that is not as declared becomes null and its reason is told.
+valid JSON. A row that is not as declared becomes null, with a reason.
 
 Columns to JSON objects: numbers by a kernel, everything else as texts that Arrow makes, one pass over all rows.
 
 Whole numbers and doubles are most of what results consist of, and the kernel writes them straight into the objects.
-Doubles that it leaves alone (`kernels/json_rows`) and columns of other types come as texts.
+Doubles that it does not write (`kernels/json_rows`) and columns of other types come as texts.
 
 Thread rule: pure functions.
 """
@@ -82,22 +82,22 @@ OPTIONAL: Final = b"tidegate.optional"
 
 
 def field(declared: str | pa.DataType, *, optional: bool = False) -> pa.Field:
-    """One field of a value: `Json(amount=field("double", optional=True))`.
+    """Declare one field of a value: `Json(amount=field("double", optional=True))`.
 
-    A field that state depends on, and that no record of a sample has, stops an app's start: it is misspelt, most of the
-    time. `optional` says that it may be missing in all of them.
+    An app does not start if no sampled record has a field that state depends on: it is usually misspelt. `optional`
+    says that all of them may lack it.
     """
     made = field_of("optional", declared)
     return made.with_metadata({OPTIONAL: b"true"}) if optional else made
 
 
 def is_optional(declared: pa.Field) -> bool:
-    """Whether it was said that records may all be without this field."""
+    """Whether all records may lack this field."""
     return OPTIONAL in (declared.metadata or {})
 
 
 def field_of(name: str, declared: Declared) -> pa.Field:
-    """The Arrow field of one declaration."""
+    """Return the Arrow field of one declaration."""
     if isinstance(declared, pa.Field):
         kind = _checked(name, declared.type, 0)
         return pa.field(name, kind, nullable=declared.nullable, metadata=declared.metadata)
@@ -110,7 +110,7 @@ def field_of(name: str, declared: Declared) -> pa.Field:
 
 
 def parse_type(written: str, name: str) -> pa.DataType:
-    """The Arrow type that a text names."""
+    """Return the Arrow type that a text names."""
     text = written.strip()
     lower = text.lower()
     if lower in _NAMED:
@@ -138,7 +138,7 @@ def _member(part: str, name: str) -> tuple[str, pa.DataType]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that are in no brackets."""
+    """Split at commas outside of brackets."""
     parts, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "<([") - (letter in ">)]")
@@ -149,7 +149,7 @@ def _split(text: str) -> list[str]:
 
 
 def _checked(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
-    """The type, if JSON can be read into it exactly."""
+    """Return the type if JSON can be read into it exactly."""
     if depth > DEEPEST:
         raise InvalidError(f"field {name!r} is nested deeper than {DEEPEST}")
     if pa.types.is_list(kind):
@@ -169,7 +169,7 @@ def _checked(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 def is_flat(kind: pa.DataType) -> bool:
-    """Whether the kernel reads this type by itself."""
+    """Whether the kernel reads this type itself."""
     whole = pa.types.is_integer(kind) and kind != pa.uint64()
     return bool(whole or kind in (pa.float64(), pa.bool_(), pa.string()))
 
@@ -182,11 +182,11 @@ _DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 class Refused(Exception):
-    """A row is not what was declared; says why."""
+    """Raised if a row is not as declared; says why."""
 
 
 class Number(str):
-    """A number as it is written."""
+    """A number as text."""
 
     __slots__ = ()
 
@@ -203,7 +203,7 @@ _DECODER: Final = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_c
 
 
 def parse(raw: bytes) -> Any:
-    """The value in some JSON text, with numbers as `Number`."""
+    """Parse JSON text into a value, with numbers as `Number`."""
     try:
         return _DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -215,7 +215,7 @@ def parse(raw: bytes) -> Any:
 
 
 def parse_row(raw: bytes, schema: pa.Schema) -> list[Any]:
-    """The declared fields of a row, as Python values that Arrow takes."""
+    """Return the declared fields of a row, as Python values that Arrow accepts."""
     found = parse(raw)
     if not isinstance(found, dict):
         raise Refused(f"{_show(found)} where an object is expected")
@@ -223,7 +223,7 @@ def parse_row(raw: bytes, schema: pa.Schema) -> list[Any]:
 
 
 def convert(value: Any, field: pa.Field, where: str) -> Any:
-    """A parsed value as a Python value of the declared type."""
+    """Convert a parsed value to a Python value of the declared type."""
     if value is None:
         if not field.nullable:
             raise Refused(f"field {where!r} is null or absent, and must not be")
@@ -288,7 +288,7 @@ def _decimal(value: Any, kind: pa.DataType, where: str) -> Decimal:
 
 
 def beyond_unit(kind: pa.DataType) -> tuple[str, str]:
-    """What of a moment's fraction is more than the type's unit can say, as a pattern, and what stays of it."""
+    """Return a pattern of the fraction digits beyond the type's unit, and its replacement."""
     digits = _DIGITS[kind.unit]
     return (rf"(\.[0-9]{{{digits}}})[0-9]+", r"\1") if digits else (r"\.[0-9]+", "")
 
@@ -338,14 +338,14 @@ _READERS: Final[list[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.Data
 
 
 def as_array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Converted values as an Arrow column."""
+    """Return converted values as an Arrow column."""
     if is_flat(kind) or not _has_moment(kind):
         return pa.array(values, kind)
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).cast(kind)
     if pa.types.is_date32(kind):
         return pa.array(values, pa.int32()).cast(kind)
-    # Moments are numbers by now; inside lists and structs they are given as such, then called by their type.
+    # Times are numbers by now; inside lists and structs they are passed as numbers, then cast to their type.
     return pa.array(values, _with_numbers(kind)).cast(kind)
 
 
@@ -397,7 +397,7 @@ _NESTED_LEAVES: Final = {pa.int64(), pa.string(), pa.bool_()}
 
 
 def convert_texts(texts: pa.StringArray, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
-    """The typed column, and the rows that are not as declared with their reasons."""
+    """Return the typed column, and the rows that are not as declared with their reasons."""
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), field.type), {}
     try:
@@ -408,7 +408,7 @@ def convert_texts(texts: pa.StringArray, field: pa.Field) -> tuple[pa.Array, dic
 
 
 def _whole_column(texts: pa.StringArray, kind: pa.DataType) -> pa.Array | None:
-    """The column converted by Arrow, or None where its rules are not ours."""
+    """Return the column converted by Arrow, or None where Arrow's rules differ."""
     if pa.types.is_list(kind) or pa.types.is_struct(kind):
         return _nested(texts, kind) if _is_plain(kind) else None
     bare = pc.utf8_trim(texts, characters='"')
@@ -425,7 +425,7 @@ def _whole_column(texts: pa.StringArray, kind: pa.DataType) -> pa.Array | None:
 
 
 def _moments(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Moments as Arrow reads them; once more without what it does not: names of zones, digits beyond the unit."""
+    """Parse times with Arrow; retry without what it does not accept: names of zones, digits beyond the unit."""
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
@@ -448,7 +448,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _nested(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Lists and structs, through Arrow's reader of lines; line breaks inside a value are only blanks."""
+    """Parse lists and structs with Arrow's reader of JSON lines; line breaks inside a value count as blanks."""
     filled = pc.replace_substring(texts.fill_null("null"), "\n", " ")
     lines = pc.binary_join_element_wise('{"v":', pc.replace_substring(filled, "\r", " "), "}\n", "")
     joined = lines.buffers()[2]
@@ -484,7 +484,7 @@ _LEAST = -(2**63)
 
 
 class _Fields:
-    """What the kernel is given, put together field by field."""
+    """The kernel's arguments, collected field by field."""
 
     def __init__(self, rows: int, texts: Texts) -> None:
         self._rows, self._texts = rows, texts
@@ -534,7 +534,7 @@ class _Fields:
 
 
 def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
-    """One object a row; `texts` makes the JSON texts of a column, and refuses what JSON cannot say."""
+    """Write one object for each row; `texts` makes the JSON texts of a column, and refuses values without JSON."""
     rows, made = batch.num_rows, _Fields(batch.num_rows, texts)
     for field, column in zip(batch.schema, batch.columns, strict=True):
         made.add(field.name, column)
@@ -545,7 +545,7 @@ def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
         rows * (name_bytes + 1 + 4 * len(made.names) + kernel.LONGEST_NUMBER * numbers) + column.total_bytes
     )
     ends = np.empty(rows + 1, np.int32)
-    # From Arrow's pool, whose pages are reused: fresh ones cost as much as writing into them.
+    # From Arrow's pool, whose pages are reused: new pages cost as much as writing into them.
     content = np.frombuffer(pa.allocate_buffer(room_for(room, "a column of JSON")), np.uint8)
     size = kernel.write_json_objects(
         rows,
@@ -567,7 +567,7 @@ def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
 
 
 def _joined(pieces: Sequence[pa.StringArray]) -> pa.StringArray:
-    """The texts of all columns behind each other; the texts of a single column are not copied."""
+    """Concatenate the texts of all columns; the texts of a single column are not copied."""
     if len(pieces) == 1:
         return pieces[0]
     return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())

@@ -1,42 +1,36 @@
 """Versions of a table: their record, the catalog that publishes it, and why one failed.
 
-The catalog of a table's versions: one published record, changed by compare-and-swap only.
-
     versions = Versions(backend, "users")
     versions.swap(3); versions.rollback(); versions.list().current
 
-Owns reading and publishing `tables/T/versions`; what a change may be is `record`'s, what it means for files
-`deleting`'s.
+Catalog: one published record, `tables/T/versions`, changed by compare-and-swap only. The record decides which
+changes are valid; `push` deletes files.
 
-C1  every change is one publish: a pure function of the record as it is, made again when another process was faster.
-    A swap and a rollback therefore take as long as one small write, whatever the versions' size.
+C1  every change is one publish: a pure function of the current record, repeated if another process was faster. A swap
+    and a rollback therefore take as long as one small write, whatever the versions' size.
 C2  reading takes no lock, and sees the record before or after a change.
 
-What is known of a table's versions, as one small value, and every change that may be made to it.
-
-Owns the shape of the published record `tables/T/versions` and the rules of its changes, as pure functions; who
-publishes it is `catalog`'s.
+Record: all that is known of a table's versions, as one small value, and its changes as pure functions.
 
     pushing ──► ingesting ──► ready ──► retired ──► (gone)
         └───────────┴──► failed ──────────┘
 
 V1  only a `ready` version is ever current, and the current one is never retired: readers never see a half version.
-V2  a number is given out once, also when its version is gone.
-V3  a state goes forward along the arrows only; `failed` is final. A push that was given up for dead finds its version
-    failed, and can no longer bring it in.
+V2  a number is given out once, also if its version is gone.
+V3  a state moves forward along the arrows only; `failed` is final. A push that was presumed dead finds its version
+    failed, and can no longer publish it.
 
 The record's bytes are msgpack of `VersionList`, by field names; `version` is that of the format.
 
-Why a version failed, in words: which record of which producer is missing, changed or late, and what to look at.
-
-Owns turning a finding of the validator into a `Fault`. A gap is looked into: the records that are missing may stand
-further back in the partition, and then they are late and not lost.
+Report: why a version failed, in words: which record of which producer is missing, changed or late, and which
+commands show more. A finding of the validator becomes a `Fault`. For a gap the rest of the partition is searched:
+missing records may follow later, and then they are late and not lost.
 
 Thread rules:
 
 - catalog: from any thread.
 - record: values and pure functions.
-- report: pure but for reading the log.
+- report: pure functions, except for reading the log.
 """
 
 from __future__ import annotations
@@ -72,7 +66,7 @@ KEPT_SWAPS: Final = 100
 
 
 class State(StrEnum):
-    """Where a version stands."""
+    """The state of a version."""
 
     PUSHING = "pushing"
     INGESTING = "ingesting"
@@ -91,7 +85,8 @@ _NEXT: Final = {
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a partition (or, with partition -1, the whole push) failed: what, where, whose, and what to look at."""
+    """Why a partition (or, with partition -1, the whole push) failed: what, where, which producer, and the next
+    commands."""
 
     partition: int
     kind: str
@@ -114,7 +109,7 @@ class PartitionResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One version: its topic, its push, where it stands and what was found. Times are 0 where they are not yet."""
+    """One version: its topic, its push, its state and the findings. Times that are not known yet are 0."""
 
     number: int
     topic: str
@@ -138,11 +133,11 @@ class TableVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """What the version is called: the name of its topic."""
+        """The name of the version: that of its topic."""
         return self.topic
 
     def shape(self, partition: int) -> TableShape:
-        """One partition of the version, as the table that is kept in storage: it has its own lease and commits."""
+        """The shape of one partition of the version, which is a stored table with its own lease and commits."""
         return TableShape(
             kind="key",
             name=partition_table(self.topic, partition),
@@ -157,7 +152,7 @@ class TableVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Swap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One change of what readers see; 0 for no version."""
+    """One change of the current version; 0 for no version."""
 
     at_ms: int
     before: int
@@ -166,7 +161,7 @@ class Swap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VersionList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All versions of one table, oldest first. `current` is what readers see, `previous` what a rollback shows."""
+    """All versions of one table, oldest first. `current` is what readers see, `previous` what a rollback returns to."""
 
     version: int
     table: str
@@ -177,7 +172,7 @@ class VersionList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     swaps: tuple[Swap, ...] = ()
 
     def get(self, number: int) -> TableVersion:
-        """The version of this number, or an `InvalidError` that says which there are."""
+        """Return the version of this number, or raise an `InvalidError` that says which exist."""
         for each in self.versions:
             if each.number == number:
                 return each
@@ -190,12 +185,12 @@ class VersionList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def topic_of(table: str, number: int) -> str:
-    """The topic of a version, which is also its name."""
+    """Return the topic of a version, which is also its name."""
     return f"{table}_v{number}"
 
 
 def partition_table(topic: str, partition: int) -> str:
-    """The name of the stored table that one partition of a version is."""
+    """Return the name of the stored table of one partition of a version."""
     return f"{topic}-{partition}"
 
 
@@ -203,7 +198,7 @@ def partition_table(topic: str, partition: int) -> str:
 
 
 def created(known: VersionList, push: str, now_ms: int, **fields: object) -> VersionList:
-    """With one more version, of the next number (V2)."""
+    """Add a version with the next number (V2)."""
     number = known.next_number
     made = TableVersion(
         number=number,
@@ -217,7 +212,7 @@ def created(known: VersionList, push: str, now_ms: int, **fields: object) -> Ver
 
 
 def marked(known: VersionList, number: int, state: State, **fields: object) -> VersionList:
-    """With one version in another state (V1, V3), and what else became known of it."""
+    """Set the state of one version (V1, V3), and its results."""
     found = known.get(number)
     if state is not found.state and state not in _NEXT[found.state]:
         raise ConflictError(
@@ -232,7 +227,7 @@ def marked(known: VersionList, number: int, state: State, **fields: object) -> V
 
 
 def swapped(known: VersionList, number: int, reason: str, now_ms: int) -> VersionList:
-    """With another version shown (V1); the one before is what a rollback shows again."""
+    """Make another version current (V1); a rollback returns to the one before."""
     found = known.get(number)
     if found.state is not State.READY:
         raise ConflictError(
@@ -245,7 +240,7 @@ def swapped(known: VersionList, number: int, reason: str, now_ms: int) -> Versio
 
 
 def rolled_back(known: VersionList, now_ms: int) -> VersionList:
-    """With the version before shown again; a second rollback returns to the one before that call."""
+    """Make the previous version current; a second rollback returns to the one before that call."""
     if not known.previous:
         raise ConflictError(
             f"table {known.table} showed no other version before; there is nothing to go back to"
@@ -254,7 +249,7 @@ def rolled_back(known: VersionList, now_ms: int) -> VersionList:
 
 
 def forgotten(known: VersionList, number: int) -> VersionList:
-    """Without a version whose files are gone."""
+    """Remove a version whose files are gone."""
     if known.get(number).state is not State.RETIRED:
         raise ConflictError(f"version {number} of table {known.table} is not retired; retire it first")
     left = tuple(each for each in known.versions if each.number != number)
@@ -262,8 +257,8 @@ def forgotten(known: VersionList, number: int) -> VersionList:
 
 
 def superfluous(known: VersionList, retain: int) -> list[int]:
-    """The versions that may go when `retain` ready ones are kept: the current and the previous one always stay, and of
-    failed ones the newest, to be looked at."""
+    """Return the versions that may be removed if `retain` ready ones are kept: the current and the previous one
+    always stay, and the newest failed one, for diagnosis."""
     if retain < 1:
         raise InvalidError(f"retain={retain}: keep at least 1 version")
     kept = {known.current, known.previous} - {0}
@@ -272,7 +267,7 @@ def superfluous(known: VersionList, retain: int) -> list[int]:
         if len(kept & set(ready)) >= retain:
             break
         kept.add(number)
-    # A newer version that nobody shows yet waits for its swap.
+    # A newer version that was never current waits for its swap.
     kept |= {number for number in ready if number > known.current}
     failed = [each.number for each in known.versions if each.state is State.FAILED]
     return sorted({*ready, *failed[:-1]} - kept)
@@ -293,7 +288,7 @@ COMPACTED: Final = "compacted"
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """What a push came to. `current` is the version that readers see now, 0 for none."""
+    """The outcome of a push. `current` is the version that readers see now, 0 for none."""
 
     table: str
     version: TableVersion
@@ -302,7 +297,7 @@ class PushReport:
     log: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs: the version as it is recorded, and what readers see."""
+        """Return the report as plain values: the version as it is recorded, and the current version."""
         found: dict[str, Any] = {"table": self.table, "is_current": self.is_current, "current": self.current}
         found |= msgspec.to_builtins(self.version)
         if self.version.faults:
@@ -323,7 +318,7 @@ class PushReport:
 
 
 class PushFailedError(IntegrityError):
-    """A push whose version failed and is not shown; `report` says why."""
+    """Raised if the version of a push failed and is not current; `report` says why."""
 
     def __init__(self, report: PushReport) -> None:
         fault = report.version.faults[0]
@@ -341,7 +336,7 @@ class PushFailedError(IntegrityError):
 def fault_of(
     log: Any, version: TableVersion, partition: int, state: PartitionState, finding: Finding | None
 ) -> Fault:
-    """What stopped a partition; without a finding, its end of push never came."""
+    """Return what stopped a partition; without a finding, its end of push is missing."""
     place = f"{version.topic}-{partition}"
     if finding is None:
         said = (
@@ -371,10 +366,10 @@ def fault_of(
 def lone_repeat(
     log: Any, topic: str, partition: int, repeats: IntegrityColumns, offsets: NDArray[np.int64]
 ) -> int | None:
-    """The offset of a repeat whose first copy is not in the partition any more; None where every one is.
+    """Return the offset of a repeat whose first copy is not in the partition any more; None if there is none.
 
-    Compaction keeps the last record of a key. Where that is a repeat, which nobody takes, the key would be lost
-    unseen; and whether a later value went with the first copy, nobody can say.
+    Compaction keeps the last record of a key. If that is a repeat, which is left out, the key would be lost without
+    notice; and whether a later value was removed with the first copy is unknown.
     """
     wanted, place = np.unique(_identities(repeats), return_index=True)
     own = offsets[place]
@@ -390,7 +385,7 @@ def lone_repeat(
 
 
 def _identities(columns: IntegrityColumns) -> NDArray[Any]:
-    """What tells records of senders apart: producer, chain and sequence, as values that can be compared."""
+    """Return the identities of records: producer, chain and sequence, as comparable values."""
     rows = np.zeros(len(columns), [(name, ">u8") for name in ("high", "low", "chain", "sequence")])
     rows["high"], rows["low"] = columns.guid_high, columns.guid_low
     rows["chain"], rows["sequence"] = columns.chain, columns.sequence
@@ -398,7 +393,7 @@ def _identities(columns: IntegrityColumns) -> NDArray[Any]:
 
 
 def look_closer(version: TableVersion, faults: Sequence[Fault], log: str) -> list[str]:
-    """The commands that show more of each fault."""
+    """Return the commands that show more of each fault."""
     where = shlex.quote(log)
     commands = [f"tidegate verify {version.topic} --log {where}"]
     for fault in faults:
@@ -412,7 +407,7 @@ def look_closer(version: TableVersion, faults: Sequence[Fault], log: str) -> lis
 
 
 def _gap(finding: Finding) -> tuple[int, int] | None:
-    """The sequences that are missing, where they are all of the record's own chain."""
+    """Return the sequences that are missing, if they are all of the record's own chain."""
     stamp = finding.stamp
     if stamp is None:
         return None
@@ -422,7 +417,7 @@ def _gap(finding: Finding) -> tuple[int, int] | None:
 
 
 def _found_later(log: Any, finding: Finding, first: int, last: int) -> int | None:
-    """The offset of the first missing record behind the gap, if it is there."""
+    """Return the offset of the first missing record after the gap, if it is there."""
     stamp = finding.stamp
     if stamp is None:
         return None
@@ -459,7 +454,7 @@ def versions_name(table: str) -> str:
 
 
 def versioned_tables(backend: StorageBackend) -> list[str]:
-    """The names of the tables that have versions in this backend."""
+    """Return the names of the tables that have versions in this backend."""
     return sorted(
         each.name.split("/")[1]
         for each in backend.list("tables")
@@ -468,7 +463,7 @@ def versioned_tables(backend: StorageBackend) -> list[str]:
 
 
 def load_versions(backend: StorageBackend, table: str) -> tuple[VersionList, str] | None:
-    """The record as it is now, and its version; None when the table has none."""
+    """Return the current record and its version; None if the table has none."""
     found = backend.read_published(versions_name(table))
     if found is None:
         return None
@@ -489,12 +484,12 @@ def load_versions(backend: StorageBackend, table: str) -> tuple[VersionList, str
 
 
 def push_lease_name(table: str, push: str) -> str:
-    """The lease that a push holds while it is at work."""
+    """Return the name of the lease that a push holds while it runs."""
     return f"tables/{table}/pushes/{push}"
 
 
 def version_named(backend: StorageBackend, name: str) -> tuple[str, int | None] | None:
-    """The table and version that a name means: `users` whichever is current, `users_v3` that one; None for neither."""
+    """Return the table and version of a name: `users` is the current version, `users_v3` that one; None for neither."""
     if backend.read_published(versions_name(name)) is not None:
         return name, None
     table, mark, number = name.rpartition("_v")
@@ -515,7 +510,7 @@ class Versions:
         self._clock = clock or SystemClock()
 
     def list(self) -> VersionList:
-        """All versions, as they are now; an empty list where nothing was ever pushed."""
+        """Return all versions; an empty list if nothing was ever pushed."""
         found = load_versions(self.backend, self.table)
         return VersionList(VERSION, self.table) if found is None else found[0]
 
@@ -524,7 +519,7 @@ class Versions:
         return load_versions(self.backend, self.table) is not None
 
     def require(self) -> VersionList:
-        """All versions, or an `InvalidError` where nothing was ever pushed."""
+        """Return all versions, or raise an `InvalidError` if nothing was ever pushed."""
         found = load_versions(self.backend, self.table)
         if found is None:
             known = ", ".join(versioned_tables(self.backend)) or "none"
@@ -532,21 +527,21 @@ class Versions:
         return found[0]
 
     def create(self, push: str, **fields: Any) -> TableVersion:
-        """A new version that is being pushed. Needs `partitions`, `key_serde`, `value_serde`."""
+        """Create a version in the state `pushing`. Needs `partitions`, `key_serde`, `value_serde`."""
         changed = self._change(lambda known: created(known, push, self._clock.now_ms(), **fields))
         return changed.versions[-1]
 
     def mark(self, number: int, state: State, **fields: Any) -> TableVersion:
-        """Bring a version into its next state, with what else became known of it."""
+        """Set the next state of a version, with its results."""
         return self._change(lambda known: marked(known, number, state, **fields)).get(number)
 
     def swap(self, number: int, *, reason: str = "swap") -> VersionList:
-        """Show this version from now on; one publish (C1)."""
+        """Make this version current; one publish (C1)."""
         self.require()
         return self._change(lambda known: swapped(known, number, reason, self._clock.now_ms()))
 
     def swap_if_newer(self, number: int, *, reason: str = "push") -> bool:
-        """Show this version, unless a newer one is shown already; whether it is shown now."""
+        """Make this version current unless a newer one is; return whether it is current now."""
 
         def change(known: VersionList) -> VersionList:
             if number < known.current:
@@ -556,19 +551,19 @@ class Versions:
         return self._change(change).current == number
 
     def rollback(self) -> VersionList:
-        """Show the version again that was shown before; one publish (C1)."""
+        """Make the previous version current again; one publish (C1)."""
         self.require()
         return self._change(lambda known: rolled_back(known, self._clock.now_ms()))
 
     def retire(self, number: int) -> VersionList:
-        """Take a version out of service; `deleting.delete_version` removes it."""
+        """Take a version out of service; `push.delete_version` removes it."""
         return self.mark_list(number, State.RETIRED, ended_ms=self._clock.now_ms())
 
     def mark_list(self, number: int, state: State, **fields: Any) -> VersionList:
         return self._change(lambda known: marked(known, number, state, **fields))
 
     def forget(self, number: int) -> VersionList:
-        """Drop a retired version whose files are gone from the list."""
+        """Remove a retired version whose files are gone from the list."""
         return self._change(lambda known: forgotten(known, number))
 
     def _change(self, change: Callable[[VersionList], VersionList]) -> VersionList:

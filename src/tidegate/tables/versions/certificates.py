@@ -1,6 +1,6 @@
 """The certificate of a table version: the records of its topic that are in it, as its catalog says.
 
-Thread rule: one thread; a runner's workers are its own business.
+Thread rule: one thread; a runner manages its own workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def certify_version(
     runner: Runner | None = None,
     key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Certify a version, named like `users_v3`, or `users` for the current one; the log at `url` has its topic."""
+    """Return the certificate of a version, named like `users_v3`, or `users` for the current one; the log at `url`
+    has its topic."""
     named = version_named(backend, name)
     if named is None:
         raise InvalidError(f"{name} is no table with versions, and no version of one")

@@ -1,10 +1,10 @@
-"""Two versions held against each other: keys gained, lost and changed, with the first of each, and the verdicts.
+"""Compare two versions: keys gained, lost and changed, with examples of each, and the verdicts.
 
 Rows are compared in shares of the keys, so that memory is bounded by `share_bytes` and not by the versions: partition
 by partition where both have as many, and within these by a hash of the key. A share is one join over whole columns;
 keys and values are compared by their bytes.
 
-Thread rule: pure but for reading.
+Thread rule: pure functions, except for reading.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Changed:
 
 @dataclass(slots=True)
 class Difference:
-    """What a table would show otherwise, if the second version took the first one's place."""
+    """What would change in a table if the second version replaced the first."""
 
     before: TableVersion
     after: TableVersion
@@ -59,12 +59,12 @@ class Difference:
 
     @property
     def verdicts(self) -> dict[str, tuple[int, int]]:
-        """What validation said of the records of either, side by side."""
+        """The validation counts of both versions, side by side."""
         names = sorted({*self.before.verdicts, *self.after.verdicts})
         return {name: (self.before.verdicts.get(name, 0), self.after.verdicts.get(name, 0)) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the difference as plain values."""
         return {
             "before": self.before.name,
             "after": self.after.name,
@@ -90,7 +90,7 @@ def diff_versions(
     share_bytes: int = SHARE_BYTES,
     clock: Clock | None = None,
 ) -> Difference:
-    """Compare two versions that are ready; of each kind of difference the first `examples` by their keys."""
+    """Compare two versions that are ready; keep `examples` of each kind of difference, the first by key."""
     found = Difference(before, after)
     one, other = view_version(backend, before, clock=clock), view_version(backend, after, clock=clock)
     try:
@@ -105,7 +105,7 @@ def diff_versions(
 def _shares(
     one: VersionSnapshot, other: VersionSnapshot, share_bytes: int
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The rows of both sides, share by share; a key is in the same share of both."""
+    """Yield the rows of both sides, share by share; a key is in the same share of both."""
     alike = one.commit.version.partitions == other.commit.version.partitions
     groups: list[list[int] | None] = (
         [[number] for number in range(one.commit.version.partitions)] if alike else [None]
@@ -154,7 +154,7 @@ def _compare(found: Difference, left: pa.Table, right: pa.Table, examples: int) 
 
 
 def _note(noted: list[Changed], rows: pa.Table, examples: int) -> None:
-    """Keep the first by their keys, of those noted before and these."""
+    """Keep the first by key, of those noted before and these."""
     order = pc.sort_indices(rows["key"].combine_chunks())[:examples]
     noted += [Changed(row["key"], row["before"], row["after"]) for row in rows.take(order).to_pylist()]
     noted.sort(key=lambda each: each.key)

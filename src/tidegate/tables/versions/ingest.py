@@ -1,19 +1,19 @@
-"""One partition of a version topic becomes one partition of a version: validated, stored, committed, or failed.
+"""Ingest one partition of a version topic into a partition of a version: validate, store, commit, or fail.
 
     topic ──► drainer's validator ──► rows ──► storage ──► commit (rows, offset, validation state: one cut)
 
-Owns the loop over a partition from its first record to its end of push. Each partition of a version is a stored table
-of its own, with a lease and commits of its own (`TableVersion.shape`), so that partitions are built side by side in
-any processes, and one that fails leaves the others as they are.
+This module owns the loop over a partition from its first record to its end of push. Each partition of a version is a
+stored table of its own, with a lease and commits of its own (`TableVersion.shape`), so that partitions are built
+side by side in any processes, and a failed one does not affect the others.
 
 I1  judged by the rules of a push from the first record on: a fatal verdict before the end of push stops the partition.
 I2  what is committed was stored before; a partition that failed is never committed again, and its last commit says
     an offset before the fault.
 I3  a partition is complete when its end of push came, and all that its manifest lists, and no record more; the
     commit behind that is its last.
-I4  killed anywhere, an ingest that is made again goes on from the last commit, with the same outcome: what was counted
-    up to a commit is in it, so that counts are the version's, whatever died in between.
-I5  of records behind the end of push none is taken; they are counted: a version holds its push and nothing else.
+I4  after a crash, a repeated ingest continues from the last commit, with the same result: the counts up to a commit
+    are part of it.
+I5  records after the end of push are counted and not stored: a version holds its push and nothing else.
 I6  a repeat that is left out has its first copy in the topic, also where that is compacted; or the partition fails.
 
 Commits are made when a control record other than a chain's start or end was taken, and every `commit_bytes`.
@@ -74,7 +74,7 @@ _STORAGE: Final = StorageConfig(max_tasks=1, retained_checkpoints=kept_checkpoin
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What became of one partition: its result, and the fault that stopped it, if one did."""
+    """The outcome of one partition: its result, and the fault that stopped it, if any."""
 
     result: PartitionResult
     fault: Fault | None = None
@@ -82,7 +82,7 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """How an ingest is done; the same for all partitions."""
+    """The settings of an ingest; the same for all partitions."""
 
     commit_bytes: int = 256 << 20
     lease_ttl_ms: int = DEFAULT_TTL_MS
@@ -101,9 +101,9 @@ def ingest_partition(
     metrics: Metrics | None = None,
     told: Callable[[int], None] | None = None,
 ) -> Ingested:
-    """Build one partition of a version from its topic; `told` hears the number of records as they are taken.
+    """Build one partition of a version from its topic; `told` receives the number of records as they are read.
 
-    What is wrong with the data is an answer (`Ingested.fault`); what is wrong with the machine is raised.
+    Faults of the data are returned (`Ingested.fault`); errors of the machine are raised.
     """
     clock, chosen = clock or SystemClock(), settings or IngestSettings()
     shape = version.shape(partition)
@@ -127,7 +127,9 @@ def ingest_partition(
         runtime = WorkerStorageRuntime.open(
             chosen.storage, kept_open(backend), clock=clock, randomness=randomness, scheduler=NoScheduler()
         )
-        runtime.backlog.expect_jobs(1, 1)  # one thread appends and prunes: while it waits, nobody makes room
+        runtime.backlog.expect_jobs(
+            1, 1
+        )  # one thread appends and prunes: while it waits, no other makes room
         try:
             if known:
                 runtime.apply_checkpoint(task_of(shape), known[-1].token)
@@ -141,7 +143,7 @@ def ingest_partition(
 
 
 def push_rules(log: Any, topic: str, partition: int) -> ValidationRules:
-    """How the records of a version topic are judged: gaps are fine only where the topic itself is compacted."""
+    """Return the validation rules of a version topic: gaps are accepted only where the topic itself is compacted."""
     return ValidationRules(
         otherwise=OnError.FAIL,  # also before its start of push came (I1)
         tolerance=tolerance_of(log, topic, partition),
@@ -151,7 +153,7 @@ def push_rules(log: Any, topic: str, partition: int) -> ValidationRules:
 
 
 class _Ingest:
-    """The partition while it is built."""
+    """One partition during its ingest."""
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class _Ingest:
         self._unexpected = 0
 
     def run(self, told: Callable[[int], None] | None) -> Ingested:
-        """To the end of push, or to a fault."""
+        """Ingest up to the end of push, or to a fault."""
         for records in self._read():
             for piece in _cut_behind_words(records):
                 if self._complete():
@@ -207,11 +209,11 @@ class _Ingest:
     # -- inside ----------------------------------------------------------------------------------
 
     def _complete(self) -> bool:
-        """Whether the end of push came, which it does only with all that its manifest lists (I3)."""
+        """Whether the end of push arrived, which requires all that its manifest lists (I3)."""
         return self._replica.drainer.state.phase is Phase.PUSHED
 
     def _counted_before(self) -> Counter[str]:
-        """The verdicts up to the commit that this ingest goes on from (I4)."""
+        """Return the verdicts up to the commit that this ingest continues from (I4)."""
         if self._state.next_offset and self._state.verdicts is None:
             raise CorruptError(
                 f"{self._version.topic}-{self.partition} was ingested up to offset {self._state.next_offset} by "
@@ -220,7 +222,7 @@ class _Ingest:
         return Counter(self._state.verdicts)
 
     def _verdicts(self) -> Counter[str]:
-        """What validation found in all records of the version, whoever took them."""
+        """Return what validation found in all records of the version, over all attempts."""
         found = Counter(self._before)
         for verdict, number in self._replica.faults.counts.verdicts.items():
             found[verdict.label] += number
@@ -232,7 +234,7 @@ class _Ingest:
         return replica
 
     def _unlisted(self, piece: pa.RecordBatch) -> Fault | None:
-        """More records than the manifest lists came from somebody who did not take part in the push."""
+        """Return a fault if a sender that is not part of the push wrote more records than the manifest lists."""
         listed = Manifest.from_bytes(
             control_payload(piece.column("headers"), piece.num_rows - 1) or b""
         ).records
@@ -247,7 +249,7 @@ class _Ingest:
         return Fault(self.partition, UNLISTED, said, self._state.next_offset - 1)
 
     def _lone_repeat(self, piece: pa.RecordBatch, judged: Judged) -> Fault | None:
-        """A repeat is left out because its first copy was taken; compaction may have left the repeat alone (I6)."""
+        """Return a fault if compaction removed the first copy of a repeat that is left out (I6)."""
         repeats = (judged.verdicts == Verdict.DUPLICATE) & ~judged.columns.is_control
         if self._rules.tolerance.compaction_lag_ms < 0 or not repeats.any():
             return None
@@ -262,7 +264,7 @@ class _Ingest:
         return Fault(self.partition, COMPACTED, said, found)
 
     def _count_behind(self, piece: pa.RecordBatch) -> None:
-        """Look at what stands behind the end of push, and take nothing of it (I5)."""
+        """Count the records after the end of push, and store none of them (I5)."""
         if self._behind is None:
             rules = replace(self._rules, otherwise=OnError.KEEP)
             self._behind = self._judging(rules, encode_state(self._replica.drainer.state))
@@ -274,7 +276,7 @@ class _Ingest:
         topic, number = self._version.topic, self.partition
         start = {number: self._state.next_offset}
         with self._log.reader(topic, [number], start=start, control_records=True, **size) as reader:
-            yield from reader  # ends where the partition ends now, or says that nothing comes any more
+            yield from reader  # ends at the partition's current end, or when it learns that nothing follows
 
     def _keep(self, records: pa.RecordBatch, _: Judged) -> None:
         if records.num_rows == 0:
@@ -286,7 +288,7 @@ class _Ingest:
             self._store()
 
     def _store(self) -> None:
-        """What waits becomes runs."""
+        """Write what waits as runs."""
         if not self._waiting:
             return
         table = pa.Table.from_batches(
@@ -349,9 +351,9 @@ class _Ingest:
 
 
 def _cut_behind_words(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in pieces that end with a start or an end of push, so that a commit can be made right there."""
+    """Yield the batch in pieces that end with a start or an end of push, so that a commit can be made there."""
     headers = records.column("headers")
-    if len(headers.flatten()) == records.num_rows:  # control records have a header more: here is none
+    if len(headers.flatten()) == records.num_rows:  # control records have one header more: here is none
         yield records
         return
     columns = read_columns(headers)
@@ -367,7 +369,8 @@ def _cut_behind_words(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def ingest_here(
     log: Any, backend: StorageBackend, version: TableVersion, partitions: list[int], **settings: Any
 ) -> list[Ingested]:
-    """Several partitions, one after the other in this thread; an error of the machine is that partition's fault."""
+    """Ingest several partitions one after the other in this thread; an error of the machine fails only its
+    partition."""
     found = []
     for partition in partitions:
         try:

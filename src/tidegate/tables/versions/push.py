@@ -1,35 +1,34 @@
 """Push a version: create it, send its rows, finish it; and delete versions.
 
-The driver's side of a push: a version created, its topic begun and ended, its partitions judged; shown, or failed.
+The driver's side of a push. This module owns the order of the steps and their effects; the caller runs the tasks and
+passes their results.
 
     create ─► topic, start of push ─► (tasks send) ─► end of push with manifests ─► (partitions are ingested)
            ─► ready ─► swap ─► retire what is too old
     an error or an interruption anywhere ─► failed, for good
 
-Owns the order of these steps and what each leaves behind; who runs the tasks hands their answers in.
+P1  a version becomes current only after every partition was complete; until then readers see the one before.
+P2  a push that ends early marks its version failed: the push itself does, or, if its process was killed, the next
+    push of the table, which finds its lease free. A push that was only suspended for long then cannot continue (V3).
+P3  the log is open only while the driver writes, because an embedded log's partitions have one writer at a time. An
+    attempt that Spark does not count may still write to a partition when the others are done: the driver waits for
+    it, and its records there are repeats.
+P4  a push that is overtaken by a newer one stays ready and does not replace the newer one.
 
-P1  a version is shown only after every partition was complete; until then the table shows what it showed.
-P2  whatever ends a push early, its version is marked failed: by the push itself, or, when its process was killed, by
-    the next push of the table, which finds its lease free. A push that was only away for long then cannot go on (V3).
-P3  the log is open only while the driver writes, because an embedded log's partitions have one writer at a time.
-    An attempt that Spark does not count may still be at a partition when the others are done: it is waited for, and
-    what it leaves there are repeats.
-P4  a push that is overtaken by a newer one stays ready and does not take the newer one's place.
-
-How versions leave: retired in the record first, then their topic and files deleted, then forgotten.
+Deletion: versions are retired in the record first, then their topic and files are deleted, then they are forgotten.
 
 D1  the current version is never deleted; a version that is deleted was `retired` in the record before, so no reader
     begins with it any more.
-D2  readers that are open on a retired version keep what they have mapped; for what they have not, `grace_ms` is left
-    to them before `collect` deletes. Whoever deletes by hand does not wait.
-D3  only what is the version's is deleted: partitions and replicas are known by the topic that their commits name
-    not by what they are called, and the topic by not having been there before the push (`pushing`).
-D4  killed anywhere, a deletion goes on with the next `collect`: the entry is forgotten last.
+D2  readers that are open on a retired version keep what they have mapped; for the rest they have `grace_ms` before
+    `collect` deletes. A manual deletion does not wait.
+D3  only objects of the version are deleted: partitions and replicas are identified by the topic that their commits
+    name, not by their names, and the topic by not having existed before the push.
+D4  after a crash, the next `collect` continues a deletion: the entry is forgotten last.
 
 Thread rules:
 
-- pushing: one thread; the lease is kept by another.
-- deleting: pure but for the backend and the log.
+- pushing: one thread; the lease is renewed by another.
+- deleting: pure functions, except for the backend and the log.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ Watch = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class PushPlan:
-    """What is to be pushed, and what becomes of it."""
+    """The definition of a push: what is pushed, and what happens to it."""
 
     log: str
     table: str
@@ -104,7 +103,7 @@ class PushPlan:
             raise InvalidError(f"retain={self.retain}: keep at least 1 version")
 
     def open_log(self) -> Any:
-        """The log, to be written and closed again soon (P3)."""
+        """Open the log for writing, to be closed again soon (P3)."""
         return open_log(self.log, client=self.client or None) if is_kafka(self.log) else open_log(self.log)
 
 
@@ -146,7 +145,7 @@ class VersionPush:
         return self._version
 
     def __enter__(self) -> VersionPush:
-        self._lease.acquire()  # of a name that nobody else has: before the version, so that it never looks abandoned
+        self._lease.acquire()  # a new name, taken before the version exists, so that it never looks abandoned
         self._renewing = self._scheduler.every(
             LEASE_MS // 3, self._renew, "push lease", initial_delay_ms=LEASE_MS // 3
         )
@@ -169,7 +168,7 @@ class VersionPush:
     # -- steps -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make the topic and say to every partition that a push begins."""
+        """Create the topic and write the start of push to every partition."""
         with self.plan.open_log() as log:
             settings = {**TOPIC_SETTINGS, **self.plan.topic_settings}
             log.create_topic(self.version.topic, self.plan.partitions, settings)
@@ -183,7 +182,7 @@ class VersionPush:
         self._watch("started")
 
     def end(self, sent: Mapping[int, Sequence[Sent]], **counted: int) -> TableVersion:
-        """Say to every partition what it must have received: all that its tasks' winners sent."""
+        """Write to every partition what it must have received: all that its tasks' counted attempts sent."""
         self._check()
         manifests = {partition: Manifest.of(winners) for partition, winners in sent.items()}
         with self.plan.open_log() as log:
@@ -200,7 +199,7 @@ class VersionPush:
         return self.version
 
     def finish(self, ingested: Sequence[Ingested]) -> PushReport:
-        """Judge the version by its partitions: show it, or raise `PushFailedError` with what is wrong (P1)."""
+        """Check the version's partitions: make it current, or raise `PushFailedError` with what is wrong (P1)."""
         self._check()
         results = tuple(sorted((each.result for each in ingested), key=lambda result: result.partition))
         faults = [each.fault for each in ingested if each.fault is not None]
@@ -279,7 +278,8 @@ class VersionPush:
         )
 
     def _check_commits(self, results: Sequence[Any]) -> None:
-        """Each partition's last commit is the one its ingest answered with: nobody else has built it meanwhile."""
+        """Check that each partition's last commit is the one its ingest returned: no other process has built it
+        meanwhile."""
         for result in results:
             found = load_commits(self.backend, self.version.shape(result.partition).name)
             newest = found[0].commits[-1] if found is not None and found[0].commits else None
@@ -293,7 +293,7 @@ class VersionPush:
         return PushReport(self.plan.table, self.version, is_current, known.current, self.plan.log)
 
     def _fail_for(self, error: BaseException | None) -> None:
-        """The version of a push that ended early (P2)."""
+        """Fail the version of a push that ended early (P2)."""
         kind = "interrupted" if error is None or not isinstance(error, Exception) else type(error).__name__
         said = str(error) if error is not None and str(error) else "the push was interrupted before its end"
         try:
@@ -324,7 +324,7 @@ class VersionPush:
         except FencedError as error:
             self._lost = error
         except TidegateError:
-            pass  # out of reach for a moment: the next turn tries again
+            pass  # briefly unavailable: the next renewal tries again
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -342,9 +342,9 @@ class VersionPush:
 
 
 def fail_abandoned(versions: Versions, lease_of: Callable[[str], Lease]) -> list[int]:
-    """Mark versions failed whose push is gone: its process died, or has not been heard of for too long.
+    """Mark versions failed whose push is gone: its process died, or did not renew its lease for too long.
 
-    Leases of pushes that are gone are deleted, also those that were left before.
+    Leases of pushes that are gone are deleted, also older ones.
     """
     failed, folder = [], push_lease_name(versions.table, "")
     for each in versions.list().versions:
@@ -352,12 +352,12 @@ def fail_abandoned(versions: Versions, lease_of: Callable[[str], Lease]) -> list
             continue
         lease = lease_of(each.push)
         if lease.acquire() is not None:
-            continue  # somebody is at it
+            continue  # another process is working on it
         said = "its process ended before the push did; what it sent is in its topic, and is not used"
         try:
             versions.mark(each.number, State.FAILED, faults=(Fault(-1, "abandoned", said),))
         except ConflictError:
-            pass  # it came to its end after all
+            pass  # it completed after all
         else:
             failed.append(each.number)
         finally:
@@ -371,7 +371,7 @@ def fail_abandoned(versions: Versions, lease_of: Callable[[str], Lease]) -> list
             continue
         held = read_lease(versions.backend, found.name)
         if held is not None and not lease_of(push).is_alive(held[0]):
-            versions.backend.delete(found.name)  # one that came back meanwhile finds it gone, and is fenced
+            versions.backend.delete(found.name)  # a push that resumes finds it gone, and is fenced
     return failed
 
 
@@ -381,26 +381,28 @@ GRACE_MS: Final = 60_000
 
 
 def files_of(backend: StorageBackend, version: TableVersion) -> list[tuple[str, int]]:
-    """The stored objects of a version and their sizes, those of its replicas too, its commits and leases last (D3)."""
+    """Return the stored objects of a version and its replicas, with sizes; its commits and leases last (D3)."""
     packs, published = [], []
     for name in stored_replicas(backend, version.topic):
         packs += [(each.name, each.size) for each in backend.list(name)]
         published += [(each.name, each.size) for each in backend.list(f"tables/{name}")]
-    folder = f"tables/{version.topic}"  # which a table of somebody who reads the version topic may have, too
+    folder = (
+        f"tables/{version.topic}"  # a table of a process that only reads the version topic may have it, too
+    )
     ours = (f"{folder}/replicas/", f"{folder}/leader-")
     published += [(each.name, each.size) for each in backend.list(folder) if each.name.startswith(ours)]
     for partition in range(version.partitions):
         shape = version.shape(partition)
         stored = load_commits(backend, shape.name)
         if stored is not None and stored[0].shape.topic != version.topic:
-            continue  # a table of somebody else, with this name
+            continue  # a different table with this name
         packs += [(each.name, each.size) for each in backend.list(task_of(shape))]
         published += [(each.name, each.size) for each in backend.list(f"tables/{shape.name}")]
     return [*packs, *published]
 
 
 def delete_version(versions: Versions, log: Any, number: int) -> int:
-    """Retire a version if it is not yet, delete its topic and its files, and forget it; the bytes of state freed."""
+    """Retire a version if needed, delete its topic and files, and forget it; return the bytes of state freed."""
     versions.require()
     version = versions.list().get(number)
     if version.state is not State.RETIRED:
@@ -419,7 +421,7 @@ def delete_version(versions: Versions, log: Any, number: int) -> int:
 def collect(
     versions: Versions, log: Any, *, grace_ms: int = GRACE_MS, clock: Clock | None = None
 ) -> list[int]:
-    """Delete the versions that were retired at least `grace_ms` ago; their numbers (D2)."""
+    """Delete the versions that were retired at least `grace_ms` ago; return their numbers (D2)."""
     now_ms = (clock or SystemClock()).now_ms()
     gone = []
     for each in versions.list().versions:
@@ -427,6 +429,6 @@ def collect(
             try:
                 delete_version(versions, log, each.number)
             except TidegateError:
-                continue  # in use, or out of reach: the next one tries again (D4)
+                continue  # in use, or unavailable: the next one tries again (D4)
             gone.append(each.number)
     return gone

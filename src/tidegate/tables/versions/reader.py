@@ -1,14 +1,14 @@
-"""A versioned table as its readers hold it: the current version, whole, and the next one at the next look.
+"""Readers of a versioned table: they see one whole version, and follow swaps.
 
     with versioned_table("users", state="./data/state") as users:
         users.get("alice")
 
-R1  an answer is of one version, and of each partition's last commit of it; never of half a version. Keys and values are
-    read with the serdes of that version. A scan stays with its version to its end.
-R2  the record of versions is looked at before a question is answered, at most ten times a second; when another version
-    is current, it is shown from then on. What was being read before goes on with what it was opened on.
-R3  a version whose files were deleted while it was read is told as `CommitGoneError`; a question that has given no
-    answer yet begins again with the version that is current by then.
+R1  a result is of one version, and of each partition's last commit of it; never of half a version. Keys and values
+    are read with the serdes of that version. A scan stays with its version to its end.
+R2  the record of versions is read before a query, at most ten times a second; if another version is current, it is
+    used from then on. Reads in progress stay on their version.
+R3  if the files of a version are deleted while it is read, `CommitGoneError` is raised; a query without results so
+    far is repeated on the version that is current by then.
 
 Thread rule: that of `CommitFollower`.
 """
@@ -92,7 +92,7 @@ def open_version(
 def version_rules(
     version: TableVersion, key: Serde[Any] | None = None, value: Serde[Any] | None = None
 ) -> TableRules:
-    """What a version is, with the serdes to read it with: those it was pushed with, unless others are given."""
+    """Return the rules of a version, with the serdes of its push, unless others are given."""
     shape = replace(version.shape(0), name=version.name, partitions=tuple(range(version.partitions)))
     key = key or serde_from(version.key_serde) or Bytes()
     value = value or serde_from(version.value_serde) or Bytes()
@@ -107,7 +107,7 @@ def view_version(
     value: Serde[Any] | None = None,
     clock: Clock | None = None,
 ) -> VersionSnapshot:
-    """One version that is ready, each partition as its last commit left it."""
+    """Open one version that is ready, each partition as of its last commit."""
     if version.state is not State.READY:
         raise InvalidError(
             f"{version.name} is {version.state.value}; only a version that is ready can be read"
@@ -129,7 +129,7 @@ def _last_commits(backend: StorageBackend, version: TableVersion) -> tuple[Commi
 
 
 class VersionCommits:
-    """The current version of a table, or a certain one, for a `CommitFollower`."""
+    """The current version of a table, or one given version, for a `CommitFollower`."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class VersionCommits:
 
 
 class VersionedTable(Table):
-    """The current version of a table, and whichever is current later. Use it with `with`, or close it."""
+    """The current version of a table; it follows swaps. Use it with `with`, or close it."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class VersionedTable(Table):
 
     @property
     def version(self) -> TableVersion:
-        """The version that answers."""
+        """The version that serves queries."""
         return self._shown.commit.version
 
     @property
@@ -246,16 +246,16 @@ class VersionedTable(Table):
 
     @property
     def position(self) -> dict[int, int]:
-        """The offset behind what is seen, by partition of the version's topic."""
+        """The offset after the last record read, by partition of the version's topic."""
         return dict(self.commit.positions)
 
     def refresh(self) -> TableVersion:
-        """Look for another version now; the one that is shown then."""
+        """Look for another version now; return the current one then."""
         self._follower.refresh()
         return self.version
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
-        """The version that answers now, as a Spark DataFrame; with `columns`, only they are read."""
+        """Return the current version as a Spark DataFrame; with `columns`, only they are read."""
         from tidegate.tables.export import spark_frame
 
         shown = self._shown
@@ -278,7 +278,7 @@ class VersionedTable(Table):
         )
 
     def close(self) -> None:
-        """Close what is open; fine to call twice."""
+        """Close what is open; safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -306,7 +306,7 @@ def versioned_table(
     key: Serde[Any] | None = None,
     value: Serde[Any] | None = None,
 ) -> VersionedTable:
-    """A table that is pushed, kept in the folder (or object store) `state`: the current version, or one certain one."""
+    """Open a pushed table, kept in the folder (or object store) `state`: the current version, or a given one."""
     from tidegate.storage import open_backend
 
     backend = open_backend(str(state), read_only=True)

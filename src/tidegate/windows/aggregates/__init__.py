@@ -1,1 +1,1 @@
-"""What is computed for a window: definitions, how they resolve, the ones beyond count and sum."""
+"""Aggregates of windows: definitions, their resolution against columns, and aggregates that keep values."""

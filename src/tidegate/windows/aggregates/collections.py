@@ -1,16 +1,17 @@
-"""Aggregates that keep values: lists of them, and how many different ones there are.
+"""Aggregates that keep values: lists (`collect`, `top_k`) and distinct counts.
 
-The k largest, or all in the order of their records, sort a batch's values by group once and cut the result into lists,
-so a state is always sorted, and the same records give the same state however they were cut and merged.
+Lists sort a batch's values by group once and cut the result, so a state is always sorted, and the same records give
+the same state however they were batched and merged.
 
-Different values are counted exactly, by keeping them, or approximately, by a HyperLogLog sketch.
+Distinct values are counted exactly, by keeping them, or approximately, by a HyperLogLog sketch.
 
-Equal means: −0.0 and 0.0 are one value, all NaN are one value, text and bytes are compared byte by byte.
+Equality: −0.0 and 0.0 are one value, all NaN are one value, text and bytes are compared byte by byte.
 
 The sketch has 4096 registers (12 bits of the value's XXH64 choose one, it keeps the longest run of zeros met in the
 other 52), a standard error of 1.04 / √4096 = 1.6 %, and is read with Ertl's improved estimator, which has no bias to
 correct at small or large numbers (O. Ertl, New cardinality estimation algorithms for HyperLogLog sketches, 2017).
-Its bytes, canonical for the set of values (layout: `kernels/aggregates.py`), are kept for ever: so is the hash.
+Its bytes, canonical for the set of values (layout: `kernels/aggregates.py`), are a stored format, and so is the
+hash.
 
 Thread rule: pure values.
 """
@@ -38,7 +39,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def members(lists: pa.ListArray, groups: Int32s) -> tuple[pa.Array, Int32s]:
-    """The values of all lists behind each other, and of each its list's group."""
+    """Return the values of all lists, concatenated, and the group of each value's list."""
     return lists.flatten(), np.repeat(groups, list_lengths(lists))
 
 
@@ -50,14 +51,14 @@ def list_lengths(lists: pa.ListArray) -> Int64s:
 
 
 def cut_lists(values: pa.Array, rows: Int64s, groups: Int32s, count: int) -> pa.ListArray:
-    """`values[rows]` as one list for each of `count` groups; `groups` are those of the rows and ascend."""
+    """Return `values[rows]` as one list for each of `count` groups; `groups` are those of the rows and ascend."""
     ends = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(groups, minlength=count), out=ends[1:])
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), values.take(int64_column(rows)))
 
 
 def ranks_in_groups(groups: Int32s) -> Int64s:
-    """The number of each row inside its group; `groups` ascend."""
+    """Return the number of each row inside its group; `groups` ascend."""
     places = np.arange(len(groups), dtype=np.int64)
     if not len(groups):
         return places
@@ -83,7 +84,7 @@ class TopK:
     k: int
 
     def __post_init__(self) -> None:
-        order_keys(pa.array([], self.type))  # refuses what has no order
+        order_keys(pa.array([], self.type))  # refuses types without an order
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -119,7 +120,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """All values, or the first `limit`, in the order of (event time, source partition, offset); null ones too."""
+    """All values, or the first `limit`, in the order of (event time, source partition, offset); nulls included."""
 
     name: str
     input: str
@@ -177,7 +178,7 @@ STANDARD_ERROR = 1.04 / REGISTERS**0.5
 
 
 def one_of_equals(column: pa.Array) -> pa.Array:
-    """The column with one zero and one NaN."""
+    """Return the column with one zero and one NaN."""
     if not pa.types.is_floating(column.type):
         return column
     zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
@@ -186,7 +187,7 @@ def one_of_equals(column: pa.Array) -> pa.Array:
 
 
 def refuse_incomparable(type_: pa.DataType) -> None:
-    """Values are compared by their bytes: nested and encoded ones have none of their own."""
+    """Refuse nested and encoded types: values are compared by their bytes, and these have no unique ones."""
     if pa.types.is_nested(type_) or pa.types.is_dictionary(type_) or pa.types.is_null(type_):
         raise InvalidError(f"values of type {type_} cannot be told apart; choose a plain column, or cast it")
 
@@ -214,7 +215,7 @@ class _Distinct:
 
 
 class CountDistinct(_Distinct):
-    """The exact number; the state is the sorted list of values."""
+    """The exact number of distinct values; the state is the sorted list of values."""
 
     __slots__ = ()
 
@@ -244,7 +245,7 @@ class CountDistinct(_Distinct):
 
 
 class ApproxCountDistinct(_Distinct):
-    """About the number; the state is a sketch."""
+    """An estimate of the number of distinct values; the state is a sketch."""
 
     __slots__ = ()
 
@@ -283,7 +284,7 @@ class ApproxCountDistinct(_Distinct):
 
 
 def value_hashes(column: pa.Array) -> UInt64s:
-    """XXH64 of the bytes of every value; there are no nulls."""
+    """Return the XXH64 of the bytes of every value; there are no nulls."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     has_width = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)

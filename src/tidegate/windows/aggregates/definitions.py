@@ -1,20 +1,21 @@
-"""What users may ask of a window, as values: `count()`, `sum("amount")`, `top_k("price", 3)`, …
+"""Definitions of window aggregates: `count()`, `sum("amount")`, `top_k("price", 3)`, …
 
-A definition knows the columns it reads and nothing of their types; `folds.resolve` checks it against the columns
-there are. Made for `from tidegate.windows import aggregates as agg`: some names here are Python's own, too.
+A definition names the columns it reads, not their types; `folds.resolve` checks it against the stream's columns.
+Made for `from tidegate.windows import aggregates as agg`: some names here are Python's own, too.
 
     count()                     records; count("x"): values of x that are not null
     sum mean                    exact, whatever the order; of whole numbers, decimals, doubles
     min max                     of anything that has an order; NaN lies above every number
     first last                  the value of the record with the earliest, latest event time, a null value too
-    collect                     all values in the order of event time, null ones too; `limit`: only the first ones
+    collect                     all values in the order of event time, nulls too; `limit`: only the first ones
     top_k                       the k largest values, the largest first; a value counts as often as it came
     count_distinct              different values, exactly; keeps them all
     approx_count_distinct       about so many (standard error 1.6 %), in at most 4 KiB
     reduce                      what a function over Arrow columns makes of them
 
-Records of one event time are in the order of source partition, then offset. Nulls are left out, except where said. A
-result depends on the records alone: not on how they were cut into batches, nor on the order states were merged in.
+Records of one event time are in the order of source partition, then offset. Nulls are left out, unless stated
+otherwise. A result depends on the records alone: not on batch boundaries, nor on the order in which states were
+merged.
 
 A reducer's functions are called with plain Arrow, and their results must have the declared types.
 
@@ -44,7 +45,7 @@ FinishStates: TypeAlias = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """The functions of a reducer, and the types they keep to."""
+    """The functions of a reducer, and their types."""
 
     state: pa.DataType
     merge: MergeStates
@@ -61,7 +62,7 @@ def reducer(
     types: tuple[pa.DataType, ...],
     made: Reducer,
 ) -> Custom:
-    """The storage aggregate of a reducer over these columns, which come in under the names `inputs`."""
+    """Return the storage aggregate of a reducer over these columns, which are passed under the names `inputs`."""
     if made.partial is None and types[0] != made.state:
         raise InvalidError(f"its values are {types[0]} and its states {made.state}: give partial=, or cast")
 
@@ -93,7 +94,7 @@ def reducer(
 
 @dataclass(frozen=True, slots=True)
 class AggregateDefinition:
-    """One aggregate as asked for: what kind, of which columns, with which options, under which name."""
+    """The definition of one aggregate: its kind, columns, options and name."""
 
     kind: str
     columns: tuple[str, ...] = ()
@@ -108,25 +109,25 @@ class AggregateDefinition:
             object.__setattr__(self, "name", "_".join([self.kind, *self.columns]))
 
     def named(self, name: str) -> AggregateDefinition:
-        """The same under another name."""
+        """Return the same aggregate under another name."""
         return replace(self, name=name)
 
 
 def count(column: str | None = None) -> AggregateDefinition:
-    """How many records, or how many values of a column are not null."""
+    """Count the records, or the values of a column that are not null."""
     return AggregateDefinition("count", () if column is None else (column,))
 
 
 def sum(column: str) -> AggregateDefinition:
-    """The sum of a column: int64 of whole numbers, decimal of decimals, double of doubles; null for no value.
+    """Sum a column: int64 for whole numbers, decimal for decimals, double for doubles; null if there is no value.
 
-    A sum that does not fit is null as well, which is logged with its key and window; sum a decimal where it may happen.
+    A sum that does not fit is null as well, and its key and window are logged; sum a decimal where this may happen.
     """
     return AggregateDefinition("sum", (column,))
 
 
 def mean(column: str) -> AggregateDefinition:
-    """The mean of a column, a double; null for no value."""
+    """The mean of a column, a double; null if there is no value."""
     return AggregateDefinition("mean", (column,))
 
 
@@ -151,17 +152,17 @@ def last(column: str) -> AggregateDefinition:
 
 
 def count_distinct(column: str) -> AggregateDefinition:
-    """How many different values a column has, exactly. All of them are kept: for many, see the approximate one."""
+    """Count the distinct values of a column, exactly. All of them are kept: for many, use `approx_count_distinct`."""
     return AggregateDefinition("count_distinct", (column,))
 
 
 def approx_count_distinct(column: str) -> AggregateDefinition:
-    """About how many different values a column has: standard error 1.6 %, at most 4 KiB a window."""
+    """Estimate the number of distinct values of a column: standard error 1.6 %, at most 4 KiB a window."""
     return AggregateDefinition("approx_count_distinct", (column,))
 
 
 def top_k(column: str, k: int) -> AggregateDefinition:
-    """The `k` largest values of a column, the largest first; equal ones as often as they came."""
+    """The `k` largest values of a column, in descending order; duplicates included."""
     return AggregateDefinition("top_k", (column,), (("k", _positive("top_k", "k", k)),))
 
 
@@ -182,14 +183,14 @@ def reduce(
     result: pa.DataType | None = None,
     version: str = "1",
 ) -> AggregateDefinition:
-    """A user's own aggregate, made of functions over Arrow columns.
+    """A user-defined aggregate, made of functions over Arrow columns.
 
-    `partial(rows, groups, count)` makes one state of type `state` for each of `count` groups, where `groups[i]` is
+    `partial(rows, groups, count)` returns one state of type `state` for each of `count` groups, where `groups[i]` is
     the group of row i; without it, the values of the one column are the states of their records. `merge(states,
-    groups, count)` makes one of many, and must come to the same however records are put together (it is associative).
-    Rows and states come in the order of the stream, in hopping windows by time, so the result may depend on it; but
-    for sessions, which grow together, it must not. `finish(states)` makes the results, of type `result`. Change
-    `version` when states of before no longer merge with states of now.
+    groups, count)` merges many states into one per group, and must be associative. Rows and states come in the order
+    of the stream, in hopping windows by time, so the result may depend on it; in sessions, which are merged, it must
+    not. `finish(states)` returns the results, of type `result`. Change `version` when earlier states cannot be
+    merged with new ones.
     """
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if partial is None and len(names) != 1:

@@ -1,23 +1,21 @@
-"""What a window keeps: the user's aggregates, and notes of the records that made them.
+"""The stored state of a window: the user's aggregates, and notes about the records they were made of.
 
-Columns of the user and of storage never meet: a user's column `x` comes in as `value.x` and the state of the
-user's aggregate `a` is kept as `user.a`, so that `key`, `ts` or `count` are names like any other. Aggregates that
-order records (first, last) find `event_ts`, `partition` and `offset` beside the user's columns; a user's column of
-one of these names is then hidden from them.
+`PlainAggregates` pass a user's column `x` as `value.x` and keep the state of the user's aggregate `a` as `user.a`,
+so that `key`, `ts` or `count` are names like any other. Aggregates that order records (first, last) find `event_ts`,
+`partition` and `offset` next to the user's columns; a user's column of one of these names is then hidden from them.
+`resolve` checks definitions against the columns of the stream. It passes a user's column `x` as `value:x`, a
+record's position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as
+`0:total`; so a column called `key` or an aggregate called `ts` is a name like any other.
 
 Notes are kept of every window: how many records, their latest event time (the timestamp of a result), their lowest
 and highest offset.
 
-`resolve` checks definitions against the columns there are. A user's column `x` comes in as `value:x`, a record's
-position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as `0:total`; so
-a column called `key` or an aggregate called `ts` is a name like any other.
+Retractable aggregates count each row `at:weight` times, and -1 takes back what a row added before. They are exact,
+so a count, a sum or a mean equals that of the remaining rows, whatever was added and taken back. NaN and infinities
+are counted separately from the sum of the finite values, since they cannot be subtracted from a sum.
 
-Retractable aggregates count each row `at:weight` times, and -1 takes back what a row added before.
-They are exact, so a count, a sum or a mean equals that of the rows that are left, whatever came and was taken back.
-NaN and infinities are counted beside the sum of the finite values, since a sum cannot give them back.
-
-Minimum, maximum, first, last, distinct values, the largest, lists and reducers cannot be retracted: what a
-row displaced is not kept.
+Minimum, maximum, first, last, distinct values, the largest, lists and reducers cannot be retracted: they do not keep
+the values that a row displaced.
 
 Thread rule: values and pure functions.
 """
@@ -56,7 +54,7 @@ _NOT_FINITE: Final = ("nan", "above", "below")  # NaN, infinity, minus infinity
 
 @dataclass(frozen=True, slots=True)
 class RetractableCount:
-    """How many rows are left, or with `input`, how many of its values that are not null."""
+    """The number of remaining rows, or with `input`, of its values that are not null."""
 
     name: str
     input: str | None = None
@@ -89,14 +87,14 @@ class RetractableCount:
 
 @dataclass(frozen=True, slots=True)
 class RetractableSum:
-    """The sum of a column over the rows that are left; null where none has a value."""
+    """The sum of a column over the remaining rows; null if none has a value."""
 
     name: str
     input: str
     type: pa.DataType = _DOUBLE
 
     def __post_init__(self) -> None:
-        self._sum()  # refuses what cannot be summed
+        self._sum()  # refuses types that cannot be summed
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -148,7 +146,7 @@ class RetractableSum:
     def _summed(
         self, column: pa.Array, weight: npt.NDArray[np.int64], groups: Int32s, count: int
     ) -> pa.Array:
-        """The state of a sum in which values of rows taken back count against it."""
+        """Return the state of a sum in which values of retracted rows are subtracted."""
 
         def summed(values: pa.Array, of: Int32s) -> pa.Array:
             return self._sum().partial(pa.RecordBatch.from_arrays([values], [self.input]), of, count)[0]
@@ -165,7 +163,7 @@ class RetractableSum:
         return self._sum().merge([pa.concat_arrays([states[0], pc.negate(states[1])])], both, count)[0]
 
     def _whole(self, states: Sequence[pa.Array], finite: pa.Array) -> pa.Array:
-        """Results of the finite values, with what the others make of them; null where no value is left."""
+        """Combine results of the finite values with the counts of the others; null where no value remains."""
         results = pc.fill_null(finite, pa.scalar(0).cast(finite.type)) if finite.null_count else finite
         if len(states) > 2:
             nan, above, below = (words(each) > 0 for each in states[2:])
@@ -182,7 +180,7 @@ class RetractableSum:
 
 
 class RetractableMean(RetractableSum):
-    """The mean of a column over the rows that are left, as a double; null where none has a value."""
+    """The mean of a column over the remaining rows, as a double; null if none has a value."""
 
     __slots__ = ()
 
@@ -225,7 +223,7 @@ NOTES = ("notes.count", "notes.max_ts", "notes.min_offset", "notes.max_offset")
 class Notes:
     """Count, latest event time, lowest and highest offset of the records of a window.
 
-    Of changes of a table's rows: how many rows are left, the latest timestamp and the offsets of all that was written.
+    For changes of a table's rows: the number of remaining rows, the latest timestamp and the offsets of all changes.
     """
 
     retracts: bool = False
@@ -275,7 +273,7 @@ def _noted(
 def _weighed(
     weight: Int64s, times: Int64s, lows: Int64s, highs: Int64s, groups: Int32s, count: int
 ) -> list[pa.Array]:
-    """Notes of rows that may be taken back: a count of nothing does not mean that nothing was written."""
+    """Return the notes of retractable rows: a count of 0 does not mean that nothing was written."""
     counts, latest = np.zeros(count, np.int64), np.full(count, NO_TIME, np.int64)
     low, high = np.full(count, _HIGHEST, np.int64), np.full(count, NO_TIME, np.int64)
     np.add.at(counts, groups, weight)
@@ -286,7 +284,7 @@ def _weighed(
 
 
 def _is_whole_and_ascends(groups: Int32s, count: int) -> bool:
-    """Whether each of `count` groups has rows, one group's after the other's."""
+    """Whether each of `count` groups has rows, in ascending order of groups."""
     if len(groups) < count or not len(groups) or groups[0] != 0 or groups[-1] != count - 1:
         return False
     return bool(rise_by_one(groups))
@@ -294,7 +292,7 @@ def _is_whole_and_ascends(groups: Int32s, count: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UserAggregate:
-    """An aggregate over the user's columns, with names that storage's own cannot clash with."""
+    """An aggregate over the user's columns, with names that cannot clash with storage's own."""
 
     inner: Aggregate
 
@@ -334,7 +332,7 @@ def _inside(name: str) -> str:
 
 
 class Aggregates(Protocol):
-    """The user's aggregates as an operator takes them: ready for storage, with what they want of events."""
+    """The user's aggregates for an operator: ready for storage, with the columns they need of events."""
 
     @property
     def storage(self) -> tuple[Aggregate, ...]: ...
@@ -343,10 +341,10 @@ class Aggregates(Protocol):
     def result_schema(self) -> pa.Schema: ...
 
     def inputs(self, events: EventBatch) -> Mapping[str, pa.Array]:
-        """The columns they read, by the names they read them under."""
+        """The columns they read, by the names under which they read them."""
 
     def finish(self, states: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """The results of states, given by the names of their columns."""
+        """Return the results of states, given by the names of their columns."""
 
 
 class PlainAggregates:
@@ -386,7 +384,7 @@ def _position(events: EventBatch, name: str) -> pa.Array:
 
 
 class Folds:
-    """The aggregates of one operator, with the notes beside them."""
+    """The aggregates of one operator, and the notes."""
 
     def __init__(self, aggregates: Aggregates | Sequence[Aggregate]) -> None:
         self._user: Aggregates = (
@@ -406,9 +404,11 @@ class Folds:
         """How many results could not be made so far, and are null."""
 
     def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
-        """The columns storage wants of these events, beside key and cursor."""
+        """Return the columns that storage needs of these events, besides key and cursor."""
         noted = {name: _position(events, name) for name in self._notes.inputs}
-        if events.changes is not None:  # a row's event time may lie ahead; what was written does not
+        if (
+            events.changes is not None
+        ):  # a row's event time may be in the future; the change's timestamp is not
             noted["event_ts"] = int64_column(np.ascontiguousarray(events.changes.written))
         return {**self._user.inputs(events), **noted}
 
@@ -418,10 +418,10 @@ class Folds:
         keys: pa.BinaryArray | None = None,
         starts: Int64s | None = None,
     ) -> tuple[list[Int64s], pa.RecordBatch]:
-        """The four notes and the user's results of merged states; `keys` and `starts` say whose windows they are.
+        """Return the four notes and the user's results of merged states; `keys` and `starts` identify the windows.
 
-        A result that cannot be made, such as a sum that does not fit its type, is null, counted in `unfit` and told
-        in the log; all others are as they are.
+        A result that cannot be made, such as a sum that does not fit its type, is null, counted in `unfit` and
+        logged; the others are not affected.
         """
         notes = [words(column) for column in states[: len(NOTES)]]
         by_name = dict(zip(self._names, states, strict=True))
@@ -439,7 +439,7 @@ class Folds:
         return notes, pa.RecordBatch.from_arrays(columns, schema=self.results)
 
     def take_unfit(self) -> int:
-        """How many results could not be made since this was asked last."""
+        """Return how many results could not be made since the last call."""
         new, self._asked = self.unfit - self._asked, self.unfit
         return new
 
@@ -447,7 +447,7 @@ class Folds:
         self, name: str, row: int, keys: pa.BinaryArray | None, starts: Int64s | None, error: Exception
     ) -> None:
         self.unfit += 1
-        if self.unfit & (self.unfit - 1):  # only the first, second, fourth, eighth, … is told
+        if self.unfit & (self.unfit - 1):  # log only the first, second, fourth, eighth, …
             return
         window = (
             "a window" if starts is None else f"the window that starts at {format_moment(int(starts[row]))}"
@@ -459,7 +459,7 @@ class Folds:
         )  # fmt: skip
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
-        """States of many become states of `count` groups."""
+        """Merge states into states of `count` groups."""
         at, merged = 0, []
         for each in self.stored:
             width = len(each.state)
@@ -469,13 +469,14 @@ class Folds:
 
 
 def _require_results_fault(error: Exception) -> None:
-    """Raise what has nothing to do with the states of one window."""
+    """Raise errors that are not caused by the states of one window."""
     if is_transient(error) or (isinstance(error, TidegateError) and not isinstance(error, InvalidError)):
         raise error
 
 
 def _failing(aggregate: Aggregate, states: Sequence[pa.Array], start: int) -> dict[int, Exception]:
-    """The states that have no result, found by halves, with the error of each; the first of `states` is row `start`."""
+    """Return the states that have no result, found by bisection, with the error of each; the first of `states` is
+    row `start`."""
     count = len(states[0])
     try:
         aggregate.finish(states)
@@ -491,7 +492,7 @@ def _failing(aggregate: Aggregate, states: Sequence[pa.Array], start: int) -> di
 
 
 def _without(aggregate: Aggregate, states: Sequence[pa.Array], failing: Mapping[int, Exception]) -> pa.Array:
-    """Results of states, null for those that have none."""
+    """Return results of states, null for those that have none."""
     if not failing:
         return aggregate.finish(states)
     count = len(states[0])
@@ -527,21 +528,21 @@ class ResolvedAggregates:
         return pa.schema([field for each in self.storage for field in each.state])
 
     def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
-        """The columns storage wants of these events, beside key and cursor."""
+        """Return the columns that storage needs of these events, besides key and cursor."""
         return {name: _input(events, name) for name in self._wanted}
 
     def finish(self, states: Mapping[str, pa.Array] | pa.RecordBatch) -> pa.RecordBatch:
-        """The results of states, given by the names of their columns; other columns are left alone."""
+        """Return the results of states, given by the names of their columns; other columns are kept."""
         column = states.column if isinstance(states, pa.RecordBatch) else states.__getitem__
         results = [each.finish([column(part.name) for part in each.state]) for each in self.storage]
         return pa.RecordBatch.from_arrays(results, schema=self.result_schema)
 
 
 def resolve(definitions: Definitions, schema: pa.Schema, *, retractable: bool = False) -> ResolvedAggregates:
-    """The storage aggregates of these definitions over these columns; `InvalidError` names what does not fit.
+    """Return the storage aggregates of these definitions over these columns; `InvalidError` names what does not fit.
 
-    A mapping gives names; in a sequence each has its own (`sum_amount`, or what `named` said). `retractable` ones take
-    rows back as events say (`EventBatch.changes`), and refuse what cannot be undone.
+    A mapping gives names; in a sequence each has its own (`sum_amount`, or what `named` gave). `retractable` ones
+    accept retractions (`EventBatch.changes`); aggregates that cannot be retracted are refused.
     """
     if isinstance(definitions, Mapping):
         given = [(name, each) for name, each in definitions.items()]
@@ -564,7 +565,7 @@ def resolve(definitions: Definitions, schema: pa.Schema, *, retractable: bool = 
 
 
 class _Columns(NamedTuple):
-    """What a builder is told: the aggregate's name in storage, its inputs' names there, and their types."""
+    """The arguments of a builder: the aggregate's name in storage, its inputs' names there, and their types."""
 
     name: str
     inputs: tuple[str, ...]
@@ -629,7 +630,7 @@ def _count(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
 
 def _ordered(kind: type[Min] | type[Max]) -> Builder:
     def build(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
-        order_keys(pa.array([], columns.types[0]))  # refuses what has no order
+        order_keys(pa.array([], columns.types[0]))  # refuses types without an order
         return kind(*columns.only)
 
     return build

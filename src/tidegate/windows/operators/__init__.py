@@ -1,1 +1,1 @@
-"""Operators over event batches: windows of every kind, deduplication."""
+"""Operators over event batches: windows of every kind, deduplication, retractions."""

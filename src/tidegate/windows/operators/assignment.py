@@ -1,4 +1,4 @@
-"""From judged records to panes: which are taken, into which pane, and which windows had closed to them.
+"""Assign judged records to panes: which are accepted, into which pane, and which windows were already closed.
 
 Thread rule: pure.
 """
@@ -19,7 +19,7 @@ from tidegate.windows.operators.clock import Stamped
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """What became of every record of a batch; `first_start` is 0 where all windows of a record take it."""
+    """The assignment of every record of a batch; `first_start` is 0 where all windows of a record accept it."""
 
     taken: Bytes
     pane_start: Int64s
@@ -27,12 +27,12 @@ class Assigned:
     late_windows: Int32s
     accepted: int
     partly: int
-    closed: int  # pairs of a record and a window that had closed to it
+    closed: int  # pairs of a record and a window that was already closed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateLines:
-    """One line for each record and window that had closed to it."""
+    """One line for each pair of a record and a window that was already closed."""
 
     rows: Int64s
     window_start: Int64s
@@ -40,7 +40,7 @@ class LateLines:
 
 
 def assign(kind: Hopping, ts: Int64s, stamped: Stamped, *, also: int = GOOD) -> Assigned:
-    """Panes of the records whose verdict is good, or `also`."""
+    """Return the panes of the records whose verdict is good, or `also`."""
     rows = len(ts)
     taken, late = np.empty(rows, np.uint8), np.empty(rows, np.int32)
     pane_start, first_start = np.empty(rows, np.int64), np.empty(rows, np.int64)
@@ -53,7 +53,7 @@ def assign(kind: Hopping, ts: Int64s, stamped: Stamped, *, also: int = GOOD) -> 
 
 
 def assign_unlimited(kind: Unlimited, ts: Int64s, stamped: Stamped, *, also: int = GOOD) -> Assigned:
-    """The one window of every record that is not before it."""
+    """Assign every record that is not before the one window to it."""
     is_good = (stamped.verdicts == GOOD) | (stamped.verdicts == also)
     taken = ((ts >= kind.start_ms) & is_good).astype(np.uint8)
     panes = np.full(len(ts), kind.start_ms, np.int64)
@@ -62,7 +62,7 @@ def assign_unlimited(kind: Unlimited, ts: Int64s, stamped: Stamped, *, also: int
 
 
 def late_lines(kind: Hopping, ts: Int64s, stamped: Stamped, assigned: Assigned) -> LateLines:
-    """Every window that had closed to a record, in the order of the records."""
+    """Return every window that was already closed to a record, in the order of the records."""
     lines = LateLines(*(np.empty(assigned.closed, np.int64) for _ in range(3)))
     list_late(
         ts, stamped.judged, assigned.late_windows, kind.size_ms, kind.advance_ms, kind.grace_ms,

@@ -1,8 +1,8 @@
-"""The one shape all operators over events have: what they are given, and what they give back.
+"""The interface of all operators over events: their inputs and outputs.
 
-An operator judges every record with the record's own stream time, so what it answers over a whole stream does not
-depend on where the stream was cut into batches. Three things from outside are the exceptions, and a moment carries
-them: the time of the round (for the future guard and for idle sources), a watermark, and the end of the input.
+An operator judges every record with the record's own stream time, so its results over a whole stream do not depend
+on batch boundaries. Three external inputs are the exceptions; a `Moment` carries them: the time of the round (for
+the future guard and for idle sources), a watermark, and the end of the input.
 
 Thread rule: values; an operator belongs to its task's one thread.
 """
@@ -23,25 +23,25 @@ from tidegate.storage.runs.columns import list_bytes, merge_needs, window_words
 from tidegate.windows.events import EventBatch, Int64s
 
 Flags = npt.NDArray[np.bool_]
-RESULT_COPIES = 2  # of lists that are sent on: as columns, and encoded
+RESULT_COPIES = 2  # lists in results exist twice: as columns, and encoded
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a round says about itself; fixed while the round lasts, and the same when it is repeated."""
+    """The time inputs of a round; fixed while the round lasts, and the same when it is repeated."""
 
     now_ms: int
-    watermark: int | None = None  # stream time cannot be before this any more, whatever the records say
+    watermark: int | None = None  # stream time is at least this, whatever the records say
     closing: bool = False  # the input ends here: every window is final
 
 
 @dataclass(frozen=True, eq=False)
 class WindowRows:
-    """Results of windows, a row each: whose window, its bounds, its values, and what they were made of.
+    """Results of windows, one row each: key, bounds, values, and notes about the records.
 
-    `ts` is the timestamp the row has when it is sent on. `deleted` marks windows that ceased to exist (a session
-    that was merged into another); their values are null. `count` records with offsets from `min_offset` to
-    `max_offset` made the values; they answer where a number comes from.
+    `ts` is the timestamp of the row when it is sent. `deleted` marks windows that ceased to exist (a session that
+    was merged into another); their values are null. `count` records with offsets from `min_offset` to `max_offset`
+    made the values; they are used to explain a result.
     """
 
     key: pa.BinaryArray
@@ -52,7 +52,7 @@ class WindowRows:
     count: Int64s
     min_offset: Int64s
     max_offset: Int64s
-    deleted: Flags | None = None  # None: no row is
+    deleted: Flags | None = None  # None: no row is deleted
 
     def __post_init__(self) -> None:
         columns = (self.key, self.window_start, self.window_end, self.ts, self.count, self.min_offset)
@@ -66,7 +66,7 @@ class WindowRows:
         return len(self.window_start)
 
     def take(self, rows: Int64s) -> WindowRows:
-        """Some of the rows, by position."""
+        """Return some of the rows, by position."""
         indices = pa.array(rows)
         return WindowRows(
             key=self.key.take(indices),
@@ -81,7 +81,7 @@ class WindowRows:
         )
 
     def to_batch(self) -> pa.RecordBatch:
-        """All of it as one batch; the values are one struct column, so that no name can clash."""
+        """Return everything as one batch; the values are one struct column, so that no name can clash."""
         deleted = np.zeros(len(self), np.bool_) if self.deleted is None else self.deleted
         columns = {
             "key": self.key,
@@ -100,7 +100,7 @@ class WindowRows:
 
 
 def rows_that_fit(pieces: Iterable[WindowRows], scratch: ScratchLimiter) -> list[WindowRows]:
-    """The pieces of one result; `OverloadError` as soon as their lists are too much to be sent on."""
+    """Return the pieces of one result; `OverloadError` as soon as their lists are too large to be sent."""
     found, nbytes = list[WindowRows](), 0
     for piece in pieces:
         found.append(piece)
@@ -110,14 +110,14 @@ def rows_that_fit(pieces: Iterable[WindowRows], scratch: ScratchLimiter) -> list
 
 
 def largest_window(pieces: Sequence[WindowRows]) -> str:
-    """The window whose lists are the longest, in words."""
+    """Describe the window whose lists are the longest."""
     piece = max(pieces, key=lambda each: list_bytes(each.values.columns))
     row = int(np.argmax(merge_needs(piece.values.columns)))
     return window_words(piece.key[row].as_py(), int(piece.window_start[row]), int(piece.window_end[row]))
 
 
 def join_rows(pieces: Sequence[WindowRows]) -> WindowRows:
-    """Several results behind each other; at least one."""
+    """Concatenate several results; at least one."""
     if len(pieces) == 1:
         return pieces[0]
     has_deleted = any(piece.deleted is not None for piece in pieces)
@@ -139,7 +139,7 @@ def _deleted(piece: WindowRows) -> Flags:
 
 
 def no_rows(values: pa.Schema) -> WindowRows:
-    """No result at all, of these values."""
+    """Return an empty result with these values."""
     none = np.empty(0, np.int64)
     empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
     return WindowRows(pa.array([], pa.binary()), none, none, none, empty, none, none, none)
@@ -147,10 +147,10 @@ def no_rows(values: pa.Schema) -> WindowRows:
 
 @dataclass(frozen=True, eq=False)
 class LateRows:
-    """Records that were set aside, one row for each window that did not take them.
+    """Records that were set aside, one row for each window that did not accept them.
 
-    `how_late_ms`: for reason `late`, how much more grace would have let the record in; for `future`, how far its
-    time lies ahead of what the guard allows. `window_start` is -1 where no window was in question.
+    `how_late_ms`: for reason `late`, how much more grace the record would have needed; for `future`, how far its
+    time is beyond the guard. `window_start` is -1 where no window was concerned.
     """
 
     events: EventBatch
@@ -163,14 +163,14 @@ class LateRows:
 
 
 class Places(NamedTuple):
-    """Where records lie in their topic, in the order they came."""
+    """The positions of records in their topic, in order of arrival."""
 
     partition: npt.NDArray[np.int32]
     offset: Int64s
 
     @classmethod
     def of(cls, events: EventBatch, chosen: Flags) -> Places:
-        """Those of the events that are chosen."""
+        """Return the positions of the chosen events."""
         rows = np.flatnonzero(chosen)
         return cls(events.partition[rows], events.offset[rows])
 
@@ -180,9 +180,9 @@ Rows: TypeAlias = WindowRows | EventBatch
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What came of one call: rows to send on, records set aside, and how often what happened in it.
+    """The result of one call: rows to send, records set aside, and counters.
 
-    `places` are those of records that went into no result, or not into all, by the counter that counts them.
+    `places` are the positions of records that were left out of some or all results, by the counter that counts them.
     """
 
     rows: Rows
@@ -192,7 +192,7 @@ class Output:
 
 
 class Operator(Protocol):
-    """One step of a pipeline in one task. It attaches its own states to the task's storage when it is made."""
+    """One step of a pipeline in one task. It attaches its own states to the task's storage when it is created."""
 
     @property
     def name(self) -> str: ...
@@ -201,7 +201,7 @@ class Operator(Protocol):
     def states(self) -> Sequence[BucketIndexState]: ...
 
     def process(self, batch: EventBatch, moment: Moment) -> Output:
-        """Take the next events of the stream."""
+        """Process the next events of the stream."""
 
     def tick(self, moment: Moment) -> Output:
-        """A round without events for this operator: time may have passed all the same."""
+        """Advance time in a round without events for this operator."""

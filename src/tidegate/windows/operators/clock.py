@@ -1,17 +1,17 @@
 """An operator's clocks, and the progress that its checkpoint keeps.
 
-*Stream time* of a partition is the largest event time of its records so far. The *floor* is the least stream time
-of all partitions that are not idle: windows that ended before it (less grace) are final for every one of them. It
-never falls; a partition that comes back behind it is judged by it.
+*Stream time* of a partition is the largest event time of its records so far. The *floor* is the least stream time of
+all partitions that are not idle: windows that ended before it (less grace) are final for every one of them. It never
+decreases; a partition that resumes below it is judged by it.
 
 Partitions that are known from the start are named when the clocks are made, and hold the floor back until their
 first record; others join with it.
 
 A partition without records for `idle_ms` of the rounds' time no longer holds the floor back. When all are silent
-that long, the floor goes on as time does: the last windows of a stream that ended close when their end and grace
+that long, the floor follows the wall clock: the last windows of a stream that ended close when their end and grace
 have passed by the wall clock, too.
 
-Progress is the clocks, what was emitted for good and the counters, as MessagePack with a version in front:
+Progress consists of the clocks, what was emitted as final, and the counters, as MessagePack after a version:
 
     version u8 (1) | MessagePack array of the fields below, in their order
 
@@ -48,16 +48,16 @@ class Clocks(msgspec.Struct, array_like=True):
 
     partitions: list[int] = []
     times: list[int] = []
-    active_at: list[int] = []  # the round time of the last record that counted
+    active_at: list[int] = []  # the round time of the last record that was accepted
     idle: list[bool] = []
     floor: int = NO_TIME
 
 
 class Progress(msgspec.Struct, array_like=True):
-    """Everything one window operator keeps beside its rows."""
+    """The state of one window operator, besides its rows."""
 
     clocks: Clocks = msgspec.field(default_factory=Clocks)
-    closed: int = NO_TIME  # windows that end at or before this were emitted for good
+    closed: int = NO_TIME  # windows that end at or before this were emitted as final
     counters: dict[str, int] = {}
     late_bytes: dict[int, int] = {}  # of the late table, by the start of its time segment
 
@@ -72,7 +72,7 @@ def encode(progress: Progress) -> bytes:
 
 
 def decode(data: bytes) -> Progress:
-    """What `encode` was given; nothing at all is a beginning."""
+    """Decode what `encode` returned; empty bytes are the initial state."""
     if not data:
         return Progress()
     if data[0] != VERSION:
@@ -97,11 +97,11 @@ class OperatorState(StoreState):
 
     @abstractmethod
     def encode_progress(self) -> bytes:
-        """The progress as it is now."""
+        """Return the progress as it is now, encoded."""
 
     @abstractmethod
     def roll_back(self, data: bytes) -> None:
-        """As it was when `encode_progress` returned this, or as at the beginning; the rows are as they are."""
+        """Restore what `encode_progress` returned, or the initial state; the rows are not changed."""
 
     def restore_progress(self, data: bytes) -> None:
         if not data and self._index.bucket_count:
@@ -123,9 +123,9 @@ _NO_NUMBERS = np.empty(0, np.int64)
 
 
 class Stamped(NamedTuple):
-    """What the clocks say of every record of a batch."""
+    """The stream times of every record of a batch."""
 
-    stream_time: Int64s  # of its partition, with it
+    stream_time: Int64s  # of its partition, including the record itself
     judged: Int64s  # the same, or the floor where that is higher
     verdicts: Bytes
 
@@ -142,7 +142,7 @@ class StreamClocks:
         return int(self._floor[0])
 
     def forget(self) -> None:
-        """As before any record."""
+        """Reset to the state before any record."""
         count = len(self._expected)
         self._partitions = np.array(self._expected, np.int32)
         self._times = np.full(count, NO_TIME, np.int64)
@@ -151,20 +151,20 @@ class StreamClocks:
         self._floor = np.full(1, NO_TIME, np.int64)
 
     def time_of(self, partition: int) -> int:
-        """The stream time of one partition, -1 before its first record."""
+        """Return the stream time of one partition, -1 before its first record."""
         found = np.flatnonzero(self._partitions == partition)
         return int(self._times[found[0]]) if len(found) else NO_TIME
 
     def silent_since(self) -> dict[int, int]:
-        """The round time of each partition's last record; -1 for none."""
+        """Return the round time of each partition's last record; -1 for none."""
         return dict(zip(self._partitions.tolist(), self._active_at.tolist(), strict=True))
 
     def stamp(
         self, batch: EventBatch, now_ms: int, *, latest: int = LATEST, trusted: bool = False
     ) -> Stamped:
-        """Move the clocks through a batch, record by record. Records after `latest` move none.
+        """Advance the clocks through a batch, record by record. Records after `latest` advance none.
 
-        `trusted`: the batch's own stream times come from clocks like these before a shuffle, and count.
+        `trusted`: the batch's own stream times were computed by clocks like these before a shuffle, and are used.
         """
         rows = len(batch)
         stamped = Stamped(np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.uint8))
@@ -187,11 +187,11 @@ class StreamClocks:
         return stamped
 
     def advance_idle(self, now_ms: int, idle_ms: int) -> None:
-        """Leave out partitions that were silent for so long; when all were, let time pass."""
+        """Exclude partitions that were silent for so long; if all were, advance with the wall clock."""
         if not len(self._partitions):
             return
         self._active_at[self._active_at == NO_TIME] = (
-            now_ms  # an expected one is awaited from the first round on
+            now_ms  # an expected partition is waited for from the first round on
         )
         self._idle[now_ms - self._active_at >= idle_ms] = 1
         moving = self._idle == 0
@@ -201,7 +201,7 @@ class StreamClocks:
             self.raise_floor(int(self._times.max()) + now_ms - int(self._active_at.max()))
 
     def raise_floor(self, time: int) -> None:
-        """Nothing before this time is waited for any more."""
+        """Wait for nothing before this time any more."""
         self._floor[0] = max(int(self._floor[0]), min(time, LATEST))
 
     def saved(self) -> Clocks:

@@ -1,4 +1,4 @@
-"""Deduplication: forward the first record of an event by arrival, drop its copies within D.
+"""Deduplication: forward the first record of an event by arrival, and drop its copies within D.
 
 A record's identity is (record key, id), so copies of it are in one source partition and no shuffle is needed. Ids
 that are unique over all keys need the stream keyed by them first. The identity of a record without a key is its id
@@ -9,7 +9,7 @@ For each record, in the order records come (T: stream time of its partition, wit
 
     1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way
     2  a replay when its own offset was accepted at t: forwarded again, so that a crash between keeping the id and
-       sending the record loses nothing; also when it is late by now, while the id is kept (t > T − D − grace)
+       sending the record loses nothing; also when it is late now, while the id is kept (t > T − D − grace)
     3  a duplicate when its identity was accepted less than D before or after t; with `refresh`, it counts as if it had
        been accepted, so that a stream of copies passes once until it pauses for D
     4  else new: it is forwarded, and its identity is kept
@@ -18,16 +18,16 @@ The verdicts depend on the order of records and on nothing else: not on cuts, re
 partitions that meet in one task (a re-keyed stream) come in an order that the log alone decides
 (`pipeline.held_events`).
 
-Kept are D + grace of stream time: nothing older is ever asked for. State: a window store, key = fingerprint of the
-identity (`kernels/dedupe.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits
-under a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129
-of n), and nobody who chooses ids can make them meet.
+Ids are kept for D + grace of stream time: older ones are never looked up. State: a window store, key = fingerprint
+of the identity (`kernels/dedupe.py`), ts = t, payload = offset (inverted for a refresh) and source partition. The
+fingerprint has 128 bits under a random secret of the operator, which is in the checkpoint: two identities collide by
+chance only (about n²/2^129 of n), and chosen ids cannot be made to collide.
 
 One column of text or bytes is its own id; one of fixed width is its bytes as Arrow has them, with one zero and one
 NaN for doubles. Several columns are joined, each behind its length (u32 LE), so that ("ab", "c") and ("a", "bc") are
 two ids. A record with a null in any of its columns has no id. The bytes are only hashed, and never kept.
 
-The checkpoint has, as a named value beside the ids:
+The checkpoint has, as a named value next to the ids:
 
     version u8 (1) | MessagePack array: secret (16 bytes), columns, types, progress
 
@@ -91,7 +91,7 @@ _BINARY = pa.binary()
 
 
 def check_columns(columns: Sequence[str], schema: pa.Schema) -> None:
-    """Refuse columns that are not there, or whose values cannot be an id."""
+    """Refuse columns that do not exist, or whose type cannot be an id."""
     for name in columns:
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
@@ -106,7 +106,7 @@ def check_columns(columns: Sequence[str], schema: pa.Schema) -> None:
 
 
 def id_column(columns: Sequence[pa.Array]) -> pa.BinaryArray:
-    """The ids of records; null where one of the columns is."""
+    """Return the ids of records; null where one of the columns is."""
     plain = [_as_bytes(column) for column in columns]
     if len(plain) == 1:
         return plain[0]
@@ -142,7 +142,7 @@ def _as_bytes(column: pa.Array) -> pa.BinaryArray:
 def _fixed(
     data: np.ndarray[tuple[int], np.dtype[np.uint8]], width: int, present: object = None
 ) -> pa.BinaryArray:
-    """Values of one width, behind each other in `data`."""
+    """Return fixed-width values, concatenated in `data`."""
     rows = len(data) // width
     room_for(len(data), "a column of ids")
     return make_binary(np.arange(0, (rows + 1) * width, width, dtype=np.int32), data, present)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ class DedupeState(OperatorState):
 
 
 def ids_spec(name: str, bucket_ms: int) -> StoreSpec:
-    """The store of accepted identities; a time segment is one bucket."""
+    """Return the store of accepted identities; a time segment is one bucket."""
     payload = pa.schema(
         [pa.field("offset", pa.int64(), nullable=False), pa.field("partition", pa.int32(), nullable=False)]
     )
@@ -219,7 +219,9 @@ def ids_spec(name: str, bucket_ms: int) -> StoreSpec:
 
 Int32s = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-KEYLESS = np.uint64(0x6B65796C65737300)  # what tells the secret of records without a key from the others'
+KEYLESS = np.uint64(
+    0x6B65796C65737300
+)  # separates the secret of records without a key from that of the others
 _NO_FLAGS = np.empty(0, np.bool_)
 _COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE, "no_id": NO_ID}
 
@@ -245,10 +247,17 @@ class DedupeOperator:
     ) -> None:
         """Attach the operator's stores to the task; `values` is the schema of the user's columns.
 
+<<<<<<< HEAD
         `partitions`, `idle_close` and `stamped` are those of windows: which partitions to wait for, after how long a
         silent one is not waited for any more, and whether stream times come from before a shuffle. Records further than
         `ahead_ms` ahead of the round's time move no clock, as with a window's future guard. `bucket_ms` is how much
         stream time is dropped at a time: an eighth of what is kept, but at least a minute.
+=======
+        `partitions`, `idle_close` and `stamped` are those of windows: which partitions to wait for, how long a
+        silent one is waited for, and whether stream times come from before a shuffle. Records further than
+        `ahead_ms` ahead of the round's time advance no clock, as with a window's future guard. `bucket_ms` is how
+        much stream time is dropped at a time: a sixteenth of what is kept, but at least a minute.
+>>>>>>> work/voice3
         """
         check_columns(definition.columns, values)
         self.name = name
@@ -283,14 +292,14 @@ class DedupeOperator:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What happened so far, by name; in the checkpoint."""
+        """Counters by name; they are in the checkpoint."""
         return dict(self._state.progress.counters)
 
     def process(self, batch: EventBatch, moment: Moment) -> Output:
-        """Take the next records of the stream.
+        """Process the next records of the stream.
 
-        When storage has no room for their ids (`OverloadError`) nothing was taken and no clock has moved: give the same
-        batch again.
+        If storage has no room for their ids (`OverloadError`), nothing was stored and no clock has advanced: pass
+        the same batch again.
         """
         if not len(batch):
             return self.tick(moment)
@@ -317,7 +326,7 @@ class DedupeOperator:
         return Output(keep_events(judged.events, goes_on), late, counters, places)
 
     def tick(self, moment: Moment) -> Output:
-        """A round without records: ids that nothing can meet any more go."""
+        """Advance time in a round without records: ids that no record can match any more are dropped."""
         self._pass_time(moment)
         self._drop_old()
         return Output(_no_events(self._values), None, {})
@@ -325,7 +334,7 @@ class DedupeOperator:
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _judge(self, batch: EventBatch, moment: Moment) -> _Judged:
-        """Stream time, verdict and identity of every record."""
+        """Return stream time, verdict and identity of every record."""
         ids = id_column([_column(batch.values, name) for name in self.definition.columns])
         has_id = ids.is_valid().to_numpy(zero_copy_only=False) if ids.null_count else None
         counted = batch
@@ -343,7 +352,7 @@ class DedupeOperator:
         return _Judged(events, verdicts, stamped.judged, groups, *new)
 
     def _group(self, key: pa.BinaryArray, ids: pa.BinaryArray, has_id: Flags | None) -> _Groups:
-        """Rows by identity, in the order runs have."""
+        """Group rows by identity, in the order of runs."""
         secret = np.frombuffer(self._state.secret, "<u8")
         prints, marks = np.empty((len(key), 2), np.uint64), np.empty(len(key), np.uint64)
         row_bits = max(len(key) - 1, 1).bit_length()
@@ -365,7 +374,7 @@ class DedupeOperator:
     def _decide(
         self, batch: EventBatch, judged: Int64s, groups: _Groups, verdicts: npt.NDArray[np.uint8]
     ) -> tuple[Int32s, Int32s]:
-        """Fill the verdicts; of what is to be kept the group, and the row or (a refresh) -row - 1."""
+        """Set the verdicts; for ids to keep, the group and the row, or for a refresh -row - 1."""
         definition, count = self.definition, len(groups.hashes)
         if not count:
             return np.empty(0, np.int32), np.empty(0, np.int32)
@@ -401,13 +410,13 @@ class DedupeOperator:
         return new_groups[:kept], new_rows[:kept]
 
     def _keep(self, batch: EventBatch, judged: _Judged, late: LateRows | None) -> None:
-        """Put ids into the store and late records into their table, or neither."""
+        """Store ids and late records, or neither."""
         table, aside = self.late_table, None
         if table is not None and late is not None:
             aside = table.prepare(late, self._state.progress)
         try:
             if len(judged.new_rows):
-                # Ids that expired because time leapt inside the batch are left out by the store.
+                # The store leaves out ids that expired because time advanced inside the batch.
                 self._store.put_batch(self._ids(batch, judged), stream_time=self.clocks.floor)
         except BaseException:
             if aside is not None:
@@ -470,7 +479,8 @@ class _Groups:
 
 
 class _Judged(NamedTuple):
-    """A batch with its stream times; of each record its verdict and the time it was judged with; what is to be kept."""
+    """A batch with its stream times: for each record its verdict and the time it was judged with; and the ids to
+    keep."""
 
     events: EventBatch
     verdicts: npt.NDArray[np.uint8]
@@ -481,14 +491,14 @@ class _Judged(NamedTuple):
 
 
 def _prints_column(prints: npt.NDArray[np.uint8]) -> pa.BinaryArray:
-    """Fingerprints that lie behind each other, as a column of keys."""
+    """Return concatenated fingerprints as a column of keys."""
     bounds = np.arange(0, len(prints) + 1, PRINT_BYTES, dtype=np.int32)
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(prints)]
     return pa.Array.from_buffers(pa.binary(), len(prints) // PRINT_BYTES, buffers, 0)
 
 
 def _most_alike(numbers: Int64s) -> int:
-    """How often the most frequent of ascending numbers comes."""
+    """Return how often the most frequent of ascending numbers occurs."""
     if not len(numbers):
         return 0
     changes = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1, append=numbers[-1] + 1))
@@ -511,8 +521,8 @@ def _fingerprint_keyless(
     prints: UInt64s,
     marks: UInt64s,
 ) -> int:
-    """`fingerprint_pairs` where some records have no key: theirs are made of the id alone, under another secret, so
-    that no key, and not the empty one, can be taken for none."""
+    """`fingerprint_pairs` for records some of which have no key: theirs are made of the id alone, under another
+    secret, so that no key, not even the empty one, equals a missing key."""
     has_key: Flags = key.is_valid().to_numpy(zero_copy_only=False)
     wanted = np.ones(len(key), np.bool_) if has_id is None else has_id
     parts = (*binary_parts(pc.fill_null(key, b"")), *binary_parts(ids))
@@ -522,7 +532,7 @@ def _fingerprint_keyless(
 
 
 def _masked(key: pa.BinaryArray, mask: Flags) -> pa.BinaryArray:
-    """Keys that are there where the mask is true: others move no clock."""
+    """Return the keys where the mask is true, null elsewhere: other records advance no clock."""
     bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
     column = binary_column(key)
     bounds = np.ascontiguousarray(column.bounds)

@@ -1,9 +1,9 @@
-"""The late table: records that were set aside, readable with how late they were and why, for a while.
+"""The late table: records that were set aside, kept for a time with the reason and how late they were.
 
 A window store of its own: key = the record's key, ts = the stream time it was judged with. Rows are kept for
-`retention` of stream time and up to `max_bytes`; what comes when it is full is counted. Each row's size is
-reckoned from its own values, in the order rows come, so what is kept does not depend on how a stream is cut; room
-that retention gives back is there from the next batch on.
+`retention` of stream time and up to `max_bytes`; rows that arrive when it is full are only counted. Each row's size
+is estimated from its own values, in order, so what is kept does not depend on batch boundaries; space freed by
+retention is available from the next batch on.
 
 Thread rule: the operator's thread adds; any thread reads.
 """
@@ -30,18 +30,18 @@ from tidegate.windows.stores.segments import EARLIEST
 from tidegate.windows.stores.window_store import WindowStore
 
 LATE, FUTURE = "late", "future"
-ROW_BYTES = 96  # what a row takes beside its key and values
-NESTED_BYTES = 16  # of a value whose size is not plain to see
+ROW_BYTES = 96  # of a row, besides its key and values
+NESTED_BYTES = 16  # for a value whose size is not known without looking
 BUCKET_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class LateSettings:
-    """How long and how much of what came too late is kept.
+    """The limits of a late table: for how long, and how many bytes.
 
-    `segment_ms` is how much stream time is dropped at a time; None: half the retention, in whole buckets. A table that
-    has rows keeps the one it was made with. `lacking` are, for each earlier set of columns that it may hold rows of,
-    the columns of now that were not declared then.
+    `segment_ms` is how much stream time is dropped at a time; None: half the retention, in whole buckets. A table
+    that has rows keeps the one it was created with. `lacking` are, for each earlier set of columns of stored rows,
+    the current columns that were not declared then.
     """
 
     retention_ms: int
@@ -67,7 +67,7 @@ class LateSettings:
 
 
 def late_spec(name: str, values: pa.Schema, settings: LateSettings) -> StoreSpec:
-    """The store of an operator's late rows; the user's values are one struct, so that no name can clash."""
+    """Return the store of an operator's late rows; the user's values are one struct, so that no name can clash."""
     payload = pa.schema(
         [
             pa.field("event_ts", pa.int64(), nullable=False),
@@ -87,7 +87,7 @@ def late_spec(name: str, values: pa.Schema, settings: LateSettings) -> StoreSpec
 
 
 def _earlier(spec: StoreSpec, lacking: tuple[str, ...]) -> EarlierShape:
-    """The store when its values lacked these fields, which are null in rows of then."""
+    """Return the store for values without these fields, which are null in earlier rows."""
     values = spec.payload.field("values")
     kept = [field for field in values.type if field.name not in lacking]
     *others, _ = spec.payload
@@ -124,7 +124,7 @@ class LateTable:
         self._store = WindowStore(context, self.state, retention=settings.retention_ms)
 
     def prepare(self, late: LateRows, progress: Progress) -> PreparedPut | None:
-        """Take what there is room for; the rest is counted as `late_not_kept`. The caller commits it, or undoes."""
+        """Store what there is room for; count the rest as `late_not_kept`. The caller commits or undoes it."""
         if not len(late):
             return None
         if late.events.values.schema != self._values:
@@ -145,14 +145,14 @@ class LateTable:
         return self._store.prepare(self._rows(late, kept), stream_time=self.state.stream_time)
 
     def expire(self, stream_time: int, progress: Progress) -> None:
-        """Drop whole time segments that retention no longer keeps at this stream time."""
+        """Drop whole time segments beyond the retention at this stream time."""
         self._store.advance(stream_time)
         first = self._store.expiry.first_live_ts(stream_time)
         for segment in [each for each in progress.late_bytes if each < first]:
             del progress.late_bytes[segment]
 
     def read(self) -> pa.Table:
-        """Everything kept: key, stream_time, event_ts, partition, offset, window_start, how_late_ms, reason, values."""
+        """Return all rows: key, stream_time, event_ts, partition, offset, window_start, how_late_ms, reason, values."""
         batches = list(self._store.scan(EARLIEST))
         names = ["key", "stream_time", "seq", *self.state.index.spec.payload.names]
         schema = pa.schema([pa.field("key", pa.binary()), *self.state.index.spec.rows], metadata=None)
@@ -163,7 +163,7 @@ class LateTable:
         indices, events = pa.array(kept), late.events
         values = pa.StructArray.from_arrays(events.values.columns, fields=list(self._values))
         columns = {
-            "key": pc.fill_null(events.key.take(indices), b""),  # a store has no rows without a key
+            "key": pc.fill_null(events.key.take(indices), b""),  # a store has no null keys
             "ts": int64_column(events.stream_time[kept]),
             "event_ts": int64_column(events.ts[kept]),
             "partition": pa.array(events.partition[kept]),
@@ -177,7 +177,7 @@ class LateTable:
 
 
 def row_sizes(events: EventBatch) -> Int64s:
-    """What each event is reckoned to take in the late table, from its own values alone."""
+    """Estimate the size of each event in the late table, from its own values alone."""
     sizes = np.full(len(events), ROW_BYTES, np.int64)
     for column in (events.key, *events.values.columns):
         type_ = column.type

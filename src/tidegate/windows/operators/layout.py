@@ -1,8 +1,8 @@
-"""How an operator's store is cut into buckets and time segments.
+"""The bucket and time segment widths of an operator's store.
 
-A store keeps for life the widths it was made with. A definition may change all the same: with a longer grace or
-retention the operator goes on with the widths there are, by being given the layout of before. Aggregates may be
-appended: states of before then have those of no record for them (`grown`).
+A store keeps the widths it was created with. If a definition changes, for example to a longer grace or retention,
+the operator continues with the existing widths: it is given the earlier layout. Aggregates may be appended: earlier
+states then have the state of zero records for them (`grown`).
 
 Thread rule: values.
 """
@@ -21,26 +21,26 @@ from tidegate.windows.events import no_events
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Unlimited, WindowKind
 
 LEAST_BUCKET_MS = 60_000
-DEDUPE_SEGMENTS = 8  # of horizon and grace: what is kept too long is an eighth; 16 made checkpoints slower
+DEDUPE_SEGMENTS = 8  # segments of horizon and grace: an eighth is kept too long; 16 made checkpoints slower
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Widths in milliseconds, and what the store may hold from before."""
+    """Widths in milliseconds, and the shape of earlier states."""
 
     bucket_ms: int
     segment_ms: int
     grown_from: tuple[
         int, ...
-    ] = ()  # how many aggregates states of before have, where some were appended since
+    ] = ()  # the numbers of aggregates of earlier states, where some were appended since
 
 
 def window_layout(kind: WindowKind) -> StateLayout:
-    """Of a new operator: fewer, larger buckets are fewer runs in every batch and every checkpoint.
+    """Return the layout of a new operator: fewer, larger buckets are fewer runs in every batch and every checkpoint.
 
-    Tumbling and hopping windows: at least a minute, a quarter of a window and an eighth of the retention, whole panes.
-    Session and sliding windows: at least a minute and a quarter of what a record can reach. Time segments are half of
-    what is kept.
+    Tumbling and hopping windows: at least a minute, a quarter of a window and an eighth of the retention, whole
+    panes. Session and sliding windows: at least a minute and a quarter of the time a record can affect. Time
+    segments are half of what is kept.
     """
     match kind:
         case Unlimited():
@@ -62,13 +62,13 @@ def window_layout(kind: WindowKind) -> StateLayout:
 
 
 def dedupe_layout(rule: Deduplicate) -> StateLayout:
-    """Of a new deduplication: an eighth of what is kept, but at least a minute."""
+    """Return the layout of a new deduplication: a sixteenth of what is kept, but at least a minute."""
     bucket = max(LEAST_BUCKET_MS, -(-rule.retention_ms // DEDUPE_SEGMENTS))
     return StateLayout(bucket, bucket)
 
 
 def grown(spec: StoreSpec, folds: Folds, layout: StateLayout, values: pa.Schema | None) -> StoreSpec:
-    """The store of an operator's states, which also reads states that lack the aggregates appended since.
+    """Return the store of an operator's states, which also reads states without the aggregates appended since.
 
     The columns of states are the store's last ones, in the order of the aggregates; `values` are the user's columns.
     """

@@ -1,10 +1,10 @@
-"""Rows side by side by key and time, and windows that overlap put together from merged neighbours.
+"""Sort rows by key and time, and merge overlapping windows from shared partial results.
 
-A window over ordered rows is a stretch of places. Where windows overlap a lot, merging each one's rows would merge
-every row once for each window it is in; instead neighbours are merged two by two, level over level, and a window is the
-few nodes that hold exactly its rows (`kernels/windows.py`): of a thousand rows about twenty.
+A window over ordered rows is a range of positions. Where windows overlap a lot, merging each one's rows would merge
+every row once for each window it is in. Instead neighbours are merged two by two, level over level, and a window is
+the few nodes that hold exactly its rows (`kernels/windows.py`): of a thousand rows about twenty.
 
-Thread rule: pure.
+Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import Int64s
 from tidegate.windows.keys import Int32s
 
-FEW = 8  # pairs of window and row, for each row, up to which no tree is built
+FEW = 8  # pairs of window and row, per row, up to which no tree is built
 _NO_NUMBERS, _NO_NODES = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
 class Stretches(NamedTuple):
-    """Windows as places from `lows` up to `highs`, less rows whose first window comes after the window's limit.
+    """Windows as positions from `lows` up to `highs`, without rows whose first window is after the window's limit.
 
-    `firsts` says of each row which window takes it first, `limits` which one a window is, and `away_before` how many
-    rows at earlier places are not taken by all (one number more than rows).
+    `firsts` gives for each row the first window that accepts it, `limits` the number of each window, and
+    `away_before` how many rows at earlier positions are not accepted by all (one number more than rows).
     """
 
     limits: Int64s
@@ -42,7 +42,7 @@ class Stretches(NamedTuple):
 
 
 def place(codes: Int32s, keys: int) -> tuple[Int32s, Int32s]:
-    """The rows by key number, and where each key's begin."""
+    """Return the rows by key number, and where each key's begin."""
     counts = np.bincount(codes, minlength=keys).astype(np.int32)
     rows, starts = np.empty(len(codes), np.int32), np.empty(keys + 1, np.int32)
     place_rows(np.arange(keys, dtype=np.int32), counts, codes, np.empty(keys, np.int32), starts, rows)
@@ -50,7 +50,7 @@ def place(codes: Int32s, keys: int) -> tuple[Int32s, Int32s]:
 
 
 def place_by_time(codes: Int32s, ts: Int64s, keys: int) -> tuple[Int32s, Int32s]:
-    """The rows by key number and then time, and where each key's begin."""
+    """Return the rows by key number and then time, and where each key's begin."""
     rows, starts = place(codes, keys)
     sort_cursors(rows, starts, ts, _NO_NUMBERS, np.empty(len(rows), np.int32))
     return rows, starts
@@ -64,13 +64,13 @@ def merge_stretches(
     scratch: ScratchLimiter,
     name: Callable[[int], str],
 ) -> list[pa.Array]:
-    """The states of each window; `states` belong to the rows that `rows` puts in order.
+    """Return the states of each window; `states` belong to the rows that `rows` sorts.
 
-    `scratch` is asked for the memory; `name` says which window a number means when there is not enough.
+    `scratch` provides the memory; `name` describes the window of a number for the error if there is not enough.
     """
     if not list_bytes(states):
         return _merge(folds, states, rows, windows)
-    # a list is in the result once for every window it belongs to, and in every level of a tree
+    # a list is in the result once for every window it is in, and in every level of a tree
     before = np.concatenate([_NO_NUMBERS, [0], np.cumsum(merge_needs(states)[rows])])
     sizes = before[windows.highs] - before[windows.lows]
     need = int(sizes.sum()) + int(before[-1])
@@ -94,7 +94,7 @@ def _merge(folds: Folds, states: Sequence[pa.Array], rows: Int32s, windows: Stre
 
 
 def _bases(size: int, levels: int) -> Int64s:
-    """Where each level of a tree over so many rows begins."""
+    """Return where each level of a tree over so many rows begins."""
     bases = [0]
     for _ in range(levels - 1):
         bases.append(bases[-1] + size)
@@ -103,7 +103,7 @@ def _bases(size: int, levels: int) -> Int64s:
 
 
 def _tree(folds: Folds, states: Sequence[pa.Array], rows: Int32s, levels: int) -> list[pa.Array]:
-    """Levels of merged neighbours behind each other."""
+    """Return the levels of merged neighbours, concatenated."""
     order = pa.array(rows)
     found = [[column.take(order) for column in states]]
     size = len(rows)

@@ -1,15 +1,16 @@
-"""Changes of a table's rows as events that can be added up: what a row was is taken back, what it is now is added.
+"""Turn changes of a table's rows into events that can be summed: retract a row's old content, add its new content.
 
-A topic of changes has the new content of rows and nothing of the old, and compaction may have removed any but the last
-change of a row. So what each row added before is kept here:
+A topic of changes has the new content of rows and not the old one, and compaction may have removed all but the last
+change of a row. So the content that each row added before is kept here:
 
     window store   key = the row's key in its table    ts = its event time    seq = 0
                    payload: the key and the columns that the row was added with
 
-A change becomes an event of weight -1 with the content of before, where there was any, and one of weight 1 with the new
-content, unless the row is gone. Both have the change's place, stream time and offset, so windows judge them alike.
+A change becomes an event of weight -1 with the earlier content, if there was any, and one of weight 1 with the new
+content, unless the row is deleted. Both have the change's place, stream time and offset, so windows judge them
+alike.
 
-Rows are kept while a window could take a change of theirs (`drop_before`).
+Rows are kept while a window could accept a change of theirs (`drop_before`).
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -30,7 +31,7 @@ _NONE = -1
 
 
 class Retractions:
-    """The rows of one task, and what changes make of them."""
+    """The rows of one task, and the events of their changes."""
 
     def __init__(
         self, runtime: WorkerStorageRuntime, task: str, name: str, values: pa.Schema, layout: StateLayout
@@ -49,7 +50,7 @@ class Retractions:
         self._store = WindowStore(runtime.context(task), self.state, retention=0)
 
     def process(self, events: EventBatch) -> EventBatch:
-        """The events as they add up; the rows are then as the events say."""
+        """Return the retractions and additions of these changes, and store the new rows."""
         changes = events.changes
         if changes is None or not len(events):
             return events
@@ -62,26 +63,26 @@ class Retractions:
         return self._added_up(events, changes, before, of, content)
 
     def drop_before(self, ts: int) -> None:
-        """Drop whole time segments of rows whose event time lies before `ts`."""
+        """Drop whole time segments of rows whose event time is before `ts`."""
         self._store.advance(ts)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _find(self, rows: pa.BinaryArray, ts: Int64s) -> tuple[Int64s, pa.BinaryArray, pa.StructArray]:
-        """What the store has of these rows: for each its number among the found ones, -1 for none."""
+        """Look up these rows in the store: for each its number among the found ones, -1 for none."""
         places = np.full(len(rows), _NONE, np.int64)
         numbers, found = self._store.fetch_batch(rows, int(ts.min()), int(ts.max()))
         places[numbers] = np.arange(len(numbers))
         return places, found.column("of"), found.column("content")
 
     def _keep(self, events: EventBatch, codes: Int64s, rows: pa.BinaryArray, kept: Int64s) -> None:
-        """Write the last change of each row; one that is gone and was not kept needs no writing."""
+        """Write the last change of each row; a deletion of a row that was not kept is not written."""
         changes = events.changes
         if changes is None:
             return
         last = np.full(len(rows), _NONE, np.int64)
         has_row = np.flatnonzero(codes >= 0)
-        last[codes[has_row]] = has_row  # of equal numbers the last assignment stays
+        last[codes[has_row]] = has_row  # of equal numbers the last assignment counts
         gone = changes.weight[last] <= 0
         chosen = last[~gone | (kept >= 0)]
         if not len(chosen):
@@ -106,10 +107,10 @@ class Retractions:
         of: pa.BinaryArray,
         content: pa.StructArray,
     ) -> EventBatch:
-        """For each change first what is taken back, then what is added."""
+        """Return for each change first the retraction, then the addition."""
         count = len(events)
         is_taken, is_added = before != _NONE, changes.weight > 0
-        # two places for each change, of which some stay empty
+        # two positions for each change, some of them empty
         sources = np.empty(2 * count, np.int64)
         sources[0::2], sources[1::2] = before, len(of) + np.arange(count)
         wanted = np.empty(2 * count, np.bool_)
@@ -134,9 +135,10 @@ class Retractions:
 
 
 def _before(codes: Int64s, weight: Int64s, kept: Int64s, found: int) -> Int64s:
-    """Where the content lies that each change replaces, -1 for none: `found` rows of the store, then the changes.
+    """Return the position of the content that each change replaces, -1 for none: `found` rows of the store, then the
+    changes.
 
-    `codes[i]` is the row that change i is about, -1 for none; `kept[row]` its place in the store, -1 for none.
+    `codes[i]` is the row of change i, -1 for none; `kept[row]` its position in the store, -1 for none.
     """
     order = np.argsort(codes, kind="stable")
     sorted_codes = codes[order]

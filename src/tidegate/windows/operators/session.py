@@ -3,9 +3,9 @@
     session store   key = the record's key    ts = end of the session    seq = its start
                      payload: the states of the aggregates
 
-For every batch the sessions that its keys have are read in one plan; one kernel joins records to sessions in the
-order the records came (`kernels/windows.py`); states are merged by what ended up together; sessions that grew or
-were joined are written under their new bounds, and those that are no more under their old ones as deleted.
+For every batch the sessions of its keys are read in one plan; one kernel joins records to sessions in order of
+arrival (`kernels/windows.py`); states are merged by session; sessions that grew or were joined are written under
+their new bounds, and the earlier ones are written as deleted.
 
 A session is final once stream time has passed its end + gap + grace: on update as on close, and however long
 retention lets it be read. Two kinds of records are late: one that would join a final session, and one from before
@@ -14,8 +14,8 @@ stream time − grace − gap that lies in no open session. So sessions of a key
 `compat="kafka-streams"` keeps Kafka Streams' rule: a session is found, and joined, while the store keeps it, which
 is for the retention; a record that finds none begins one while that would end at or after stream time − grace − gap.
 
-On update the sessions of the store that are no more are sent as deleted, before those that took their place; one
-that began and ended inside a batch was never sent.
+On update, stored sessions that were replaced are sent as deleted, before those that replace them; one that existed
+only inside a batch was never sent.
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -57,7 +57,7 @@ class _Found(NamedTuple):
 
 
 class _Merged(NamedTuple):
-    """The sessions that changed, and where records and found sessions went."""
+    """The sessions that changed, and the session of each record and found session."""
 
     key: Int32s
     start: Int64s
@@ -88,7 +88,7 @@ class SessionOperator(WindowedOperator):
         self._allowed = kind.gap_ms + kind.grace_ms
         self._stays_final = settings.get("compat") is None
         self._kept = max(kind.retention_ms, self._allowed + 1) if self._stays_final else kind.retention_ms
-        # A record that may begin a session lies at close time at the earliest: what ends a gap before that can meet it.
+        # A record that may begin a session is at close time at the earliest, and meets sessions at most a gap before.
         self._reach = self._allowed + kind.gap_ms + 1 if self._stays_final else self._kept
         super().__init__(runtime, task, name, kind, aggregates, **settings)
 
@@ -133,7 +133,7 @@ class SessionOperator(WindowedOperator):
         return taken_by_key(batch, good, merged.late_by, put)
 
     def _find(self, keys: pa.BinaryArray, oldest: int) -> _Found:
-        """What the keys have that ends at `oldest` or later: however late its end, it may begin early enough."""
+        """Return the keys' sessions that end at `oldest` or later: also those that begin much earlier."""
         numbers, rows = self._store.fetch_batch(keys, oldest)
         end, start, *states = rows.columns
         return _Found(numbers.astype(np.int32), words(start), words(end), states)
@@ -166,7 +166,7 @@ class SessionOperator(WindowedOperator):
     def _states(
         self, keys: pa.BinaryArray, events: EventBatch, merged: _Merged, found: _Found
     ) -> list[pa.Array]:
-        """The state of every session that changed: of its records, and of the sessions it was before."""
+        """Return the state of every session that changed: of its records, and of the sessions it replaces."""
         count, groups = len(merged.key), merged.record_groups
         if merged.late_by.any():
             taken = np.flatnonzero(groups >= 0)
@@ -202,7 +202,7 @@ class SessionOperator(WindowedOperator):
         gone_keys: pa.BinaryArray,
         found: _Found,
     ) -> pa.RecordBatch:
-        """The sessions that are no more, as deleted, and those that changed."""
+        """Return the rows to store: replaced sessions as deleted, and those that changed."""
         spec, gone = self._state.index.spec, merged.gone
         deleted = np.zeros(len(gone) + len(keys), np.bool_)
         deleted[: len(gone)] = True
@@ -228,7 +228,7 @@ class SessionOperator(WindowedOperator):
         return WindowRows(keys, start, end, end, values, counts, min_offset, max_offset)
 
     def _deleted(self, keys: pa.BinaryArray, start: Int64s, end: Int64s) -> WindowRows:
-        """Sessions that are no more."""
+        """Return the replaced sessions as deleted rows."""
         rows, results = len(keys), self._folds.results
         values = pa.RecordBatch.from_arrays([pa.nulls(rows, each.type) for each in results], schema=results)
         none = np.full(rows, -1, np.int64)
@@ -260,7 +260,7 @@ class SessionOperator(WindowedOperator):
 
 
 class _ByKey(NamedTuple):
-    """Rows of different keys, side by side by key: the keys, the key number of each row, the rows in order."""
+    """Rows grouped by key: the keys, the key number of each row, the rows in order."""
 
     keys: pa.BinaryArray
     codes: Int32s
@@ -269,7 +269,7 @@ class _ByKey(NamedTuple):
 
 
 def by_key(keys: pa.BinaryArray) -> _ByKey:
-    """Rows put side by side by key, each key's in the order they came."""
+    """Group rows by key, each key's in order of arrival."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy().astype(np.int32, copy=False)
     return _ByKey(encoded.dictionary, codes, *place(codes, len(encoded.dictionary)))

@@ -3,20 +3,20 @@
     window store   key = the record's key    ts = event time
                        payload: `first_end`, and the states of the aggregates, of this one record
 
-A record taken makes the window that ends with it, [time − difference, time], and the window that starts right after
-it, [time + 1, time + 1 + difference], if that holds a record; none starts before the epoch, so what would is the window
-[0, difference]. A window holds the records inside it that came while it was open: `first_end` of a record is
-the earliest end of a window that takes it.
+An accepted record creates the window that ends with it, [time − difference, time], and the window that starts right
+after it, [time + 1, time + 1 + difference], if that holds a record; none starts before the epoch, so what would is
+the window [0, difference]. A window holds the records inside it that came while it was open: `first_end` of a record
+is the earliest end of a window that takes it.
 
 For every batch the records near its own, of its keys, are read in one plan; a kernel finds the windows that changed
-(`kernels/windows.py`), and since these overlap they are put together from merged neighbours (`neighbours`).
+(`kernels/windows.py`), and since these overlap they are merged with a tree (`merge_tree`).
 
 Kafka Streams derives each new window from neighbouring ones; it forgets a record that arrives when all windows
 it has at that moment have closed, though windows that are made later should hold it. Here they do. Streams without such
 records give the same windows.
 
-A record that some of its windows had closed to is taken by the others, and only by them; set aside as late is a record
-that no window takes. Which windows there were to miss depends on records that may come later, so none is listed.
+A record is accepted by those of its windows that are still open; it is set aside as late if no window accepts it.
+Which windows it missed depends on records that may come later, so none is listed.
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -48,7 +48,7 @@ from tidegate.windows.stores.segments import Compat as StoreCompat
 from tidegate.windows.stores.window_store import WindowStore
 
 FIRST_END = "first_end"
-CHUNK_BUCKETS = 4  # of ends whose windows are put together at once
+CHUNK_BUCKETS = 4  # of window ends that are merged at once
 _NO_NUMBERS, _NO_NODES = np.empty(0, np.int64), np.empty(0, np.int32)
 _NO_FLAGS = np.empty(0, np.uint8)
 _INT32 = pa.int32()
@@ -92,7 +92,7 @@ class SlidingOperator(WindowedOperator):
         )
 
     def _open_store(self, context: RuntimeContext, compat: StoreCompat) -> None:
-        # Records of kept windows, and those right before one.
+        # Records of kept windows, and the records right before them.
         self._store = WindowStore(
             context, self._state, retention=min(self._kind.retention_ms + 1, LATEST), compat=compat
         )
@@ -132,7 +132,7 @@ class SlidingOperator(WindowedOperator):
         return taken_by_key(batch, good, late_by, put)
 
     def _near(self, keys: pa.BinaryArray, first: int, last: int) -> _Records:
-        """What the keys have that can be in a window with records from `first` to `last`, or make one."""
+        """Return the keys' records that can be in a window with records from `first` to `last`, or create one."""
         last = min(last, LATEST - self._width - 1) + self._width + 1
         numbers, rows = self._store.fetch_batch(keys, first - self._width, last)
         ts, _, first_end, *states = rows.columns
@@ -143,7 +143,7 @@ class SlidingOperator(WindowedOperator):
     def _windows(
         self, keys: pa.BinaryArray, records: _Records, is_new: Bytes, earliest: int, latest: int
     ) -> list[WindowRows]:
-        """The windows that new records changed; without flags, all that end from `earliest` to `latest`."""
+        """Return the windows that new records changed; without flags, all that end from `earliest` to `latest`."""
         count = len(records.codes)
         rows, starts = place_by_time(records.codes, records.ts, len(keys))
         new_before, away_before = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
@@ -189,7 +189,7 @@ class SlidingOperator(WindowedOperator):
         return pieces[0] if pieces else no_rows(self._folds.results)
 
     def _chunks(self, first: int, last: int, step: int) -> list[int]:
-        """The numbers of stretches in which windows that end from `first` to `last` may end."""
+        """Return the numbers of ranges in which windows that end from `first` to `last` may end."""
         width, found = self._store.index.spec.bucket_ms, set[int]()
         for start in self._store.bucket_starts(first - self._width - 1, last):
             low = max(first, start)

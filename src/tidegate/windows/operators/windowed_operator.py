@@ -1,16 +1,16 @@
-"""What all window operators share: records in, results of windows out.
+"""The base of all window operators: records in, results of windows out.
 
-For every batch: the clocks run through it record by record; each record is judged with its own stream time and put into
-the operator's store; what changed, or what closed, is sent on; what fell out of retention is dropped.
+For every batch: the clocks advance record by record; each record is judged with its own stream time and put into the
+operator's store; windows that changed, or closed, are sent; those beyond retention are dropped.
 
     emit="update"   one row for each window the batch changed, with all the window holds by now
     emit="close"    one row for each window when it is final, ascending by (end, key) over the whole stream
 
-This module owns clocks, counters, late records, the course of time and the output. A kind says which records it takes,
-what they do to its store, and which windows end in a stretch of time.
+This module owns clocks, counters, late records, the advance of time and the output. A subclass decides which records
+it accepts, what they do to its store, and which windows end in a range of time.
 
-A window that closed is emitted before retention can drop it, however far stream time leaps: a batch is put with the
-stream time of before it, and the store hears of the new one after windows were sent on.
+A closed window is emitted before retention can drop it, however far stream time advances: a batch is put with the
+stream time before it, and the store gets the new one after windows were sent.
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -59,7 +59,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class Emit(StrEnum):
-    """When a window's result is sent on."""
+    """When a window's result is sent."""
 
     UPDATE = "update"
     CLOSE = "close"
@@ -67,9 +67,9 @@ class Emit(StrEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class FutureGuard:
-    """What happens to records whose time lies further ahead of the round's than `ahead`: they move no clock.
+    """What happens to records whose time is more than `ahead` ahead of the round's: they advance no clock.
 
-    `keep` takes them into their windows all the same, `late` sets them aside in the late table, `drop` counts them.
+    `keep` accepts them into their windows anyway, `late` sets them aside in the late table, `drop` only counts them.
     """
 
     ahead_ms: int
@@ -98,12 +98,12 @@ class WindowOperatorState(OperatorState):
 
     @property
     def floor(self) -> int:
-        """The stream time that no source partition is behind; after the end of the input nothing gets old."""
+        """The minimum stream time over all source partitions; after the end of the input no window expires."""
         return NO_TIME if self.clocks.floor == LATEST else self.clocks.floor
 
     @property
     def stream_time(self) -> int:
-        """The start of the newest window, which retention counts from."""
+        """The start of the newest window, from which retention is measured."""
         floor = self.floor
         return floor if floor == NO_TIME else floor // self._step_ms * self._step_ms
 
@@ -117,14 +117,14 @@ class WindowOperatorState(OperatorState):
 
 
 class Taken(NamedTuple):
-    """What became of the records of a batch, and what is left to do with those that were taken."""
+    """The outcome of a batch's records, and the work left for accepted ones."""
 
-    taken: Bytes | npt.NDArray[np.bool_]  # of each record: whether some window takes it
-    late_windows: Int32s | npt.NDArray[np.bool_]  # of each record: how many windows had closed to it
+    taken: Bytes | npt.NDArray[np.bool_]  # per record: whether some window accepts it
+    late_windows: Int32s | npt.NDArray[np.bool_]  # per record: how many windows were already closed
     accepted: int
-    closed: int  # pairs of a record and a window that had closed to it
+    closed: int  # pairs of a record and a window that was already closed
     late: Callable[[], LateLines]  # these pairs, in the order of the records
-    put: Callable[[int], list[WindowRows]]  # into the store, at this stream time; what to send on about it
+    put: Callable[[int], list[WindowRows]]  # stores them, at this stream time, and returns what to send
 
 
 class WindowedOperator(ABC):
@@ -132,7 +132,7 @@ class WindowedOperator(ABC):
 
     _kind: WindowKind
     _store: SegmentedStore
-    _step_ms = 1  # how far apart windows start
+    _step_ms = 1  # the distance between window starts
 
     def __init__(
         self,
@@ -155,13 +155,13 @@ class WindowedOperator(ABC):
     ) -> None:
         """Attach the operator's stores to the task.
 
-        `partitions` are the source partitions to wait for from the start on. `late` keeps what came too late and
-        needs `values`, the schema of the user's columns. `stamped`: stream times in the batches come from clocks
-        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored, unless they are `stamped` and
-        so not the operator's own, and on close windows can be read for a millisecond longer, as in its stores of that
-        kind. `layout` is that of a store
-        which was made for a shorter retention, or fewer aggregates. `heard=False`: nobody takes rows that are sent on,
-        the windows are read where they are kept; so none are made, which is a third of the work.
+        `partitions` are the source partitions to wait for from the start. `late` keeps late records and needs
+        `values`, the schema of the user's columns. `stamped`: stream times in the batches were computed before a
+        shuffle and are used. `compat="kafka-streams"` forgets clocks when restored, unless they are `stamped` and so
+        not the operator's own, and on close windows can be read for a millisecond longer, as in its stores of that
+        kind. `layout` is that of a store which was created for a shorter retention, or fewer aggregates.
+        `heard=False`: results are not sent, windows are only read from state; so no rows are made, which saves a
+        third of the work.
         """
         if compat not in (None, "kafka-streams"):
             raise InvalidError(f"compat is {compat!r}; only 'kafka-streams' is known")
@@ -204,7 +204,7 @@ class WindowedOperator(ABC):
 
     @property
     def counters(self) -> dict[str, int]:
-        """What happened so far, by name; in the checkpoint."""
+        """Counters by name; they are in the checkpoint."""
         return dict(self._state.progress.counters)
 
     @property
@@ -212,11 +212,11 @@ class WindowedOperator(ABC):
         return self._folds.results
 
     def process(self, batch: EventBatch, moment: Moment) -> Output:
-        """Take the next records of the stream.
+        """Process the next records of the stream.
 
-        When storage has no room for them (`OverloadError`) nothing was taken and no clock has moved: give the same
-        batch again. After any other error, and when what windows hold is too much to be merged (`OverloadError` with
-        the reason `window_state`), the task is to be restored.
+        If storage has no room for them (`OverloadError`), nothing was stored and no clock has advanced: pass the
+        same batch again. After any other error, and if the contents of windows are too large to be merged
+        (`OverloadError` with the reason `window_state`), the task must be restored.
         """
         before, late, places = self.counters, None, dict[str, Places]()
         pieces: list[WindowRows] = []
@@ -236,12 +236,13 @@ class WindowedOperator(ABC):
         return self._output(pieces, late, before, places)
 
     def tick(self, moment: Moment) -> Output:
-        """A round without records: idle sources, a watermark or the end of the input may close windows."""
+        """Advance time in a round without records: idle sources, a watermark or the end of the input may close
+        windows."""
         before = self.counters
         return self._output(self._advance(moment), None, before)
 
     def windows(self, first: int = 0, last: int = LATEST) -> WindowRows:
-        """The table as it is: every window kept from `first` to `last`, ascending by (end, key).
+        """Return the table: every kept window from `first` to `last`, ascending by (end, key).
 
         Bounds are starts of tumbling and hopping windows, and ends of sessions and sliding windows.
         """
@@ -249,12 +250,12 @@ class WindowedOperator(ABC):
         return join_rows(pieces) if pieces else no_rows(self._folds.results)
 
     def scan(self, first: int = 0, last: int = LATEST) -> Iterator[WindowRows]:
-        """The same in pieces, each of some time buckets."""
+        """Yield the same in pieces of some time buckets each."""
         first = max(first, self._oldest())
         return self._between(first, last) if first <= last else iter(())
 
     def windows_of(self, keys: pa.BinaryArray, first: int = 0, last: int = LATEST) -> WindowRows:
-        """The windows of these different keys from `first` to `last`; no other key's rows are read."""
+        """Return the windows of these different keys from `first` to `last`; no other key's rows are read."""
         first = max(first, self._oldest())
         if first > last or not len(keys):
             return no_rows(self._folds.results)
@@ -264,7 +265,7 @@ class WindowedOperator(ABC):
 
     @abstractmethod
     def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
-        """The store of its rows."""
+        """Return the store of its rows."""
 
     @abstractmethod
     def _open_store(self, context: RuntimeContext, compat: StoreCompat) -> None:
@@ -276,22 +277,23 @@ class WindowedOperator(ABC):
 
     @abstractmethod
     def _between(self, first: int, last: int) -> Iterator[WindowRows]:
-        """Every window from `first` to `last`, both inclusive, ascending by (end, key), in pieces."""
+        """Yield every window from `first` to `last`, both inclusive, ascending by (end, key), in pieces."""
 
     @abstractmethod
     def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
-        """The windows of these keys from `first` to `last`, in no promised order."""
+        """Return the windows of these keys from `first` to `last`, in no defined order."""
 
     @abstractmethod
     def _oldest(self) -> int:
-        """The first window that is still kept, as `_between` counts them."""
+        """Return the first window that is still kept, as `_between` counts them."""
 
     @abstractmethod
     def _closing(self, closed: int, close: int) -> tuple[int, int]:
-        """The first and last window that is final at `close` and was not at `closed`, as `_between` counts them."""
+        """Return the first and last window that is final at `close` and was not at `closed`, as `_between` counts
+        them."""
 
     def _close_time(self, floor: int) -> int:
-        """The time that windows close at; NO_TIME: they never do."""
+        """Return the time at which windows close; NO_TIME: they never do."""
         if isinstance(self._kind, Unlimited):
             return NO_TIME
         return LATEST if floor == LATEST else self._kind.close_time(floor)
@@ -308,16 +310,16 @@ class WindowedOperator(ABC):
 
     @property
     def _also(self) -> int:
-        """The verdict of the clocks that is as good as `GOOD`."""
+        """The clock verdict that is as good as `GOOD`."""
         return FUTURE if self._keeps_future else GOOD
 
     def _partial(self, events: EventBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        """One state for each of `count` groups of records."""
+        """Return one state for each of `count` groups of records."""
         rows = pa.RecordBatch.from_pydict(self._folds.inputs(events))
         return [column for each in self._folds.stored for column in each.partial(rows, groups, count)]
 
     def _keep(self, taken: Taken, late: LateRows | None, stream_time: int) -> list[WindowRows]:
-        """Put records into the store and the late table, or neither; what to send on about them."""
+        """Put records into the store and the late table, or neither; return what to send."""
         table, aside = self.late_table, None
         if table is not None and late is not None:
             aside = table.prepare(late, self._state.progress)
@@ -332,7 +334,7 @@ class WindowedOperator(ABC):
         return pieces
 
     def _count(self, batch: EventBatch, stamped: Stamped, taken: Taken) -> dict[str, Places]:
-        """Count what became of the records; where those lie that some window did not take."""
+        """Count the outcomes of the records; return the places of those that some window did not accept."""
         count, told = self._state.progress.count, _told(batch)
         if told is None:
             count("records", len(batch))
@@ -356,7 +358,7 @@ class WindowedOperator(ABC):
     def _not_taken(
         self, stamped: Stamped, is_gone: npt.NDArray[np.bool_], is_late: npt.NDArray[np.bool_]
     ) -> dict[str, npt.NDArray[np.bool_]]:
-        """By the name of a counter, which records some window did not take."""
+        """Return, by counter name, which records some window did not accept."""
         return {
             "no_key": stamped.verdicts == NO_KEY,
             "negative_time": stamped.verdicts == NEGATIVE,
@@ -366,7 +368,7 @@ class WindowedOperator(ABC):
         }
 
     def _late_rows(self, batch: EventBatch, stamped: Stamped, taken: Taken, latest: int) -> LateRows | None:
-        """Records that a window had closed to or that come from too far ahead, in their order."""
+        """Return records that came after a window closed or are too far ahead, in their order."""
         is_aside = self._future is not None and self._future.policy == "late"
         ahead = np.flatnonzero(stamped.verdicts == FUTURE) if is_aside else _NO_ROWS
         if not taken.closed and not len(ahead):
@@ -392,7 +394,7 @@ class WindowedOperator(ABC):
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self, moment: Moment) -> list[WindowRows]:
-        """Let time pass as the moment says, emit what that makes final, drop what is no longer kept."""
+        """Advance time to the moment's, emit windows that this makes final, drop what is no longer kept."""
         clocks, progress = self.clocks, self._state.progress
         if self._idle_ms is not None:
             clocks.advance_idle(moment.now_ms, self._idle_ms)
@@ -436,7 +438,7 @@ class WindowedOperator(ABC):
 
 
 def _told(batch: EventBatch) -> npt.NDArray[np.bool_] | None:
-    """Which events are counted and set aside as records: of a row's old and new content only the new; None: all are."""
+    """Return which events count as records: of a row's old and new content only the new; None: all do."""
     if batch.changes is None:
         return None
     told = np.ones(len(batch), np.bool_)
@@ -448,7 +450,7 @@ def _told(batch: EventBatch) -> npt.NDArray[np.bool_] | None:
 def taken_by_key(
     batch: EventBatch, good: Int64s, late_by: Int64s, put: Callable[[int], list[WindowRows]] | None = None
 ) -> Taken:
-    """What became of records that lie in windows of their own: `good` ones came by `late_by` too late, or not."""
+    """Return the outcome of records in windows of their own: `good` or not, and `late_by` how much."""
     late_rows, how_late = good[late_by > 0], late_by[late_by > 0]
     is_late, is_taken = np.zeros(len(batch), np.bool_), np.zeros(len(batch), np.bool_)
     is_taken[good], is_late[late_rows] = True, True

@@ -1,20 +1,20 @@
-"""Tumbling, hopping and unlimited windows: records fold into panes, and windows are put together from panes.
+"""Tumbling, hopping and unlimited windows: records are folded into panes, and windows are merged from panes.
 
-Nothing that is sent on close, set aside as late or left in the table depends on where batches were cut: a record
-is judged by times that belong to the record, panes remember from which window on a record counts, and
-windows are emitted for good in the order of their ends. Only what an update shows on the way does.
+Results on close, late records and the table do not depend on batch boundaries: a record is judged by its own times,
+panes record the first window in which a record counts, and windows are emitted as final in the order of their ends.
+Only intermediate updates depend on them.
 
 Panes are partial states in a fold store:
 
     key = the record's key     ts = where the pane starts     seq = the first window that takes the records
 
-`seq` is 0 for records all windows of the pane take. A record that came when some of its windows had closed is
-folded under the start of the first that was open: a window reads only what lies under its own start or an earlier
-one, so records that came too late for a window never change it, whenever and however often it is read.
+`seq` is 0 for records that all windows of the pane accept. A record that came when some of its windows had closed is
+folded under the start of the first open one: a window reads only panes under its own start or an earlier one, so
+records that came too late for a window never change it.
 
-A window is the merge of its panes that its own start admits. With one pane to a window nothing is
-merged; otherwise windows overlap and are put together from merged neighbours (`merge_tree`), so that a window of a
-thousand panes costs little more than one of ten.
+A window is the merge of the panes that its start admits. With one pane per window nothing is merged; otherwise
+windows overlap and are merged with a tree (`merge_tree`), so that a window of a thousand panes costs little more
+than one of ten.
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -71,7 +71,7 @@ from tidegate.windows.stores.window_store import WindowStore
 
 
 class PaneRows(NamedTuple):
-    """Panes with their merged states; rows of one key need not stand together."""
+    """Panes with their merged states; rows of one key need not be adjacent."""
 
     keys: pa.BinaryArray
     ts: Int64s
@@ -80,18 +80,18 @@ class PaneRows(NamedTuple):
 
 
 def pane_spec(name: str, folds: Folds, bucket_ms: int, segment_ms: int) -> StoreSpec:
-    """The store of one operator's panes."""
+    """Return the store of one operator's panes."""
     return StoreSpec(name, Merge.FOLD, aggregates=folds.stored, bucket_ms=bucket_ms, segment_ms=segment_ms)
 
 
 # --- from panes to windows
 
-CHUNK_BUCKETS = 4  # of window starts that are put together at once
+CHUNK_BUCKETS = 4  # of window starts that are merged at once
 _NONE, _ZERO = np.empty(0, np.int64), np.zeros(1, np.int32)
 
 
 class Emission:
-    """Makes the rows of one operator's windows."""
+    """Builds the rows of one operator's windows."""
 
     def __init__(
         self, kind: Hopping | Unlimited, folds: Folds, store: WindowStore, scratch: ScratchLimiter
@@ -109,7 +109,7 @@ class Emission:
         return self._is_plain
 
     def changed(self, changed: MergedRows) -> WindowRows:
-        """The windows of panes that just changed, each of one pane, with all they hold now."""
+        """Return the windows of panes that just changed, each of one pane, with their whole content."""
         fresh, places = changed.rows, changed.places
         rows = self._rows(fresh.keys, fresh.ts, fresh.states)
         if not len(places):
@@ -118,7 +118,7 @@ class Emission:
         return put_rows(rows, places, merged)
 
     def touched(self, pieces: Sequence[TouchedRows]) -> list[WindowRows]:
-        """The windows that these panes, just folded into, belong to, with all they hold now."""
+        """Return the windows of panes that were just folded into, with their whole content."""
         return [self._touched(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
 
     def _touched(self, pieces: Sequence[TouchedRows]) -> WindowRows:
@@ -135,7 +135,7 @@ class Emission:
         return self._merged(keys.dictionary, codes, panes, first, last, wanted)
 
     def between(self, first: int, last: int) -> Iterator[WindowRows]:
-        """Every window that starts from `first` to `last`, ascending by (end, key), in pieces."""
+        """Yield every window that starts from `first` to `last`, ascending by (end, key), in pieces."""
         if self._is_plain:
             width = self._store.index.spec.bucket_ms
             for start in self._store.bucket_starts(first, last):
@@ -163,7 +163,7 @@ class Emission:
                     yield in_order(rows)
 
     def of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
-        """The windows of these different keys that start from `first` to `last`, in no promised order."""
+        """Return the windows of these different keys that start from `first` to `last`, in no defined order."""
         if self._is_plain:
             _, panes = self._of_keys(keys, first, last)
             if not len(panes.ts):
@@ -176,13 +176,14 @@ class Emission:
         return _there(self._merged(keys, codes, panes, low, high, None))
 
     def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> tuple[Int32s, PaneRows]:
-        """All panes of these different keys that start from `first` to `last`; the number of each one's key."""
+        """Return all panes of these different keys that start from `first` to `last`, and the number of each one's
+        key."""
         numbers, rows = self._store.fetch_batch(keys, first, last)
         ts, seq, *states = rows.columns
         return numbers.astype(np.int32), PaneRows(keys.take(pa.array(numbers)), words(ts), words(seq), states)
 
     def _scanned(self, first: int, last: int) -> list[PaneRows]:
-        """All panes that start from `first` to `last`; `OverloadError` when their lists are too much."""
+        """Return all panes that start from `first` to `last`; `OverloadError` if their lists are too large."""
         found, nbytes = list[PaneRows](), 0
         for batch in self._store.scan(first, last):
             keys, ts, seq, *states = batch.columns
@@ -207,7 +208,7 @@ class Emission:
     def _covered(
         self, rows: Int32s, starts: Int32s, owners: Int32s, ts: Int64s, seq: Int64s, first: int, last: int
     ) -> Int64s:
-        """The numbers of all windows from `first` to `last` that take one of these panes, ascending."""
+        """Return the numbers of all windows from `first` to `last` that accept one of these panes, ascending."""
         size, advance = self._hopping.size_ms, self._hopping.advance_ms
         stride, first = self._stride(first, last), -(-first // advance) * advance
         bounds = (rows, starts, ts, seq, size, advance, first, last, stride)
@@ -224,7 +225,7 @@ class Emission:
         return np.union1d(found, numbers)
 
     def _stride(self, first: int, last: int) -> int:
-        """How many windows start from `first` to `last`, at least one: the numbers each key has."""
+        """Return how many windows start from `first` to `last`, at least one: the numbers each key has."""
         advance = self._hopping.advance_ms
         return max(1, (last - -(-first // advance) * advance) // advance + 1)
 
@@ -237,7 +238,8 @@ class Emission:
         last: int,
         wanted: Int64s | None,
     ) -> WindowRows:
-        """Windows from `first` to `last`, all or those with the numbers `wanted`, of all panes they can have."""
+        """Merge windows from `first` to `last`, all or those with the numbers `wanted`, from all panes they can
+        have."""
         size, advance, stride = self._hopping.size_ms, self._hopping.advance_ms, self._stride(first, last)
         first = -(-first // advance) * advance
         ts, seq = np.ascontiguousarray(panes.ts), np.ascontiguousarray(panes.seq)
@@ -269,14 +271,14 @@ class Emission:
 
 
 def _there(rows: WindowRows) -> WindowRows:
-    """Without the windows that nothing is left in."""
+    """Remove windows without remaining rows."""
     if rows.deleted is None:
         return rows
     return replace(rows.take(np.flatnonzero(~rows.deleted)), deleted=None)
 
 
 def in_order(rows: WindowRows) -> WindowRows:
-    """Ascending by (end, key)."""
+    """Sort by (end, key)."""
     order = pc.array_sort_indices(rows.key).to_numpy().astype(np.int64)
     ends = rows.window_end[order]
     if len(ends) and ends.min() != ends.max():
@@ -285,7 +287,7 @@ def in_order(rows: WindowRows) -> WindowRows:
 
 
 def put_rows(rows: WindowRows, places: Int32s, others: WindowRows) -> WindowRows:
-    """The rows with others put in some places; key and window are the same there."""
+    """Return the rows with some replaced by others of the same key and window."""
 
     def put(mine: Any, theirs: Any) -> Any:
         changed = mine.copy()
@@ -320,7 +322,7 @@ def _put(mine: pa.Array, places: Int32s, theirs: pa.Array) -> pa.Array:
 
 
 def _clusters(pieces: Sequence[TouchedRows], size: int) -> list[list[TouchedRows]]:
-    """Pieces by ascending bucket, put together where a window can reach from one into the next."""
+    """Group pieces by ascending bucket, joined where a window can span two of them."""
     clusters: list[list[TouchedRows]] = []
     highest = 0
     for piece in pieces:
@@ -333,7 +335,7 @@ def _clusters(pieces: Sequence[TouchedRows], size: int) -> list[list[TouchedRows
 
 
 def _largest(pieces: Sequence[PaneRows]) -> str:
-    """The pane with most in its lists."""
+    """Return the pane with the longest lists."""
     piece = max(pieces, key=lambda each: list_bytes(each.states))
     row = int(np.argmax(merge_needs(piece.states)))
     return window_words(piece.keys[row].as_py(), int(piece.ts[row])) + " and others that end with it"
@@ -416,7 +418,7 @@ class WindowOperator(WindowedOperator):
         )
 
     def _fold(self, batch: EventBatch, assigned: Assigned, stream_time: int) -> list[WindowRows]:
-        """Fold records into panes; the windows that changed, if they are sent on."""
+        """Fold records into panes; return the windows that changed, if they are sent."""
         columns = {"key": batch.key, "ts": int64_column(assigned.pane_start)}
         if assigned.partly:
             columns["seq"] = int64_column(assigned.first_start)

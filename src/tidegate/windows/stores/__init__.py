@@ -1,1 +1,1 @@
-"""Window, session and key-value stores, and when what is in them goes."""
+"""Window, session and key-value stores, and the rules by which their rows expire."""

@@ -1,12 +1,12 @@
 """A key-value store: the last row of every key, kept until it is deleted, on the worker's storage.
 
-Tables put and fetch batches of any columns (`segmented_store`); what follows is about a store of byte values.
+Tables put and fetch batches of any columns (`segmented_store`); the rest applies to stores of byte values.
 
 All rows lie in one bucket at time 0; there is no clock and nothing expires. A null value deletes. Ranges of keys
-include both ends, compared as unsigned bytes; None leaves an end open. `range` and `all` answer in the order of the
-key's bytes, the reverse forms against it, and hold what they answer in memory; `batches` streams, in no order.
+include both ends, compared as unsigned bytes; None leaves an end open. `range` and `all` return rows in the order of
+the key's bytes, the reverse forms in reverse, and hold the result in memory; `batches` streams, in no order.
 
-The changelog is told the raw keys. Thread rule: the task's thread.
+The changelog receives the raw keys. Thread rule: the task's thread.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class KeyValueStore(SegmentedStore):
 
     @property
     def position(self) -> Position:
-        """The offsets it has seen."""
+        """The largest offsets processed."""
         return self._values.position
 
     @property
     def logging(self) -> bool:
-        """Whether a changelog is told of its puts."""
+        """Whether puts are written to a changelog."""
         return self._changelog is not None
 
     @property
     def approximate_entries(self) -> int:
-        """Rows in storage; overwritten and deleted ones count until they are merged."""
+        """Rows in storage; overwritten and deleted ones count until compaction."""
         return self.index.total_rows
 
     @property
@@ -97,7 +97,7 @@ class KeyValueStore(SegmentedStore):
         )
 
     def delete(self, key: bytes, *, value_ts: int = 0) -> None:
-        """Delete a key; fine when it is not there."""
+        """Delete a key; a missing key is no error."""
         self.put(key, None, value_ts=value_ts)
 
     def put_all(
@@ -110,7 +110,7 @@ class KeyValueStore(SegmentedStore):
         partitions: NumberColumn = 0,
         topic: str = "",
     ) -> None:
-        """Puts in the order of the rows."""
+        """Put rows in their order."""
         inner = key_column(keys)
         rows = len(inner)
         column, stamps = value_column(values, rows), number_column("value_ts", value_ts, rows)
@@ -129,7 +129,7 @@ class KeyValueStore(SegmentedStore):
     """Records of a changelog; give the store no changelog of its own while it restores."""
 
     def get(self, key: bytes) -> Value | None:
-        """The value of a key, None when it has none."""
+        """Return the value of a key, None if it has none."""
         reader = self._context.reader()
         request = RangeRequest(one_key(key), HERE)
         with reader.load(reader.plan(self._context.task, self.state, (request,))) as loaded:
@@ -138,7 +138,7 @@ class KeyValueStore(SegmentedStore):
         return None
 
     def get_batch(self, keys: KeyColumn) -> pa.RecordBatch:
-        """value and value_ts of each key, in their order; null where a key has none."""
+        """Return value and value_ts of each key, in their order; null where a key has none."""
         inner = key_column(keys)
         batches = [pa.RecordBatch.from_arrays([pa.array([], each.type) for each in ROWS], schema=ROWS)]
         if len(inner):
@@ -150,27 +150,27 @@ class KeyValueStore(SegmentedStore):
         return found.select(PAYLOAD.names).take(pc.index_in(inner, value_set=found.column("key")))
 
     def range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[tuple[bytes, Value]]:
-        """(key, value) of the keys between, ascending."""
+        """Return (key, value) of the keys in the range, ascending."""
         return self._between(key_from, key_to, "ascending")
 
     def reverse_range(
         self, key_from: bytes | None, key_to: bytes | None
     ) -> StoreIterator[tuple[bytes, Value]]:
-        """`range`, the largest key first."""
+        """Return `range`, the largest key first."""
         return self._between(key_from, key_to, "descending")
 
     def all(self) -> StoreIterator[tuple[bytes, Value]]:
-        """Every key and its value, ascending."""
+        """Return every key and its value, ascending."""
         return self.range(None, None)
 
     def reverse_all(self) -> StoreIterator[tuple[bytes, Value]]:
-        """`all`, the largest key first."""
+        """Return `all`, the largest key first."""
         return self.reverse_range(None, None)
 
     def batches(
         self, *, key_from: bytes | None = None, key_to: bytes | None = None
     ) -> StoreIterator[pa.RecordBatch]:
-        """Every key between and its value, as batches of key, value, value_ts."""
+        """Yield the keys in the range and their values, as batches of key, value, value_ts."""
         scan = scan_batches(self._context, self._values, HERE, key_from=key_from, key_to=key_to)
         return StoreIterator((batch.select(ROWS.names) for batch in scan), scan.close)
 

@@ -1,28 +1,28 @@
 """The columnar store: rows of a `StoreSpec` by key and time, kept for a retention of stream time.
 
     put_batch     judge ──► append ──► insert ──► clean up        rows of expired time segments are not written
-    advance       clean up                                        a put of no rows
+    advance       clean up                                        a put without rows
     open          clean up                                        also after every restore
     fetch_batch   plan, load ──► rows                             cleans up nothing
 
-Columns and merge kind are the spec's. Time is the caller's: operators give the stream time that none of their inputs
-is behind, tables the largest time they were given. `ts` of a row is the window's start (a session's end), `seq` the
+The spec defines columns and merge kind. The caller provides the time: operators the minimum stream time of their
+inputs, tables the largest time they have seen. `ts` of a row is the window's start (a session's end), `seq` the
 second half of its identity.
 
 P1  how rows are cut into batches changes neither rows nor which of them are accepted, where each is judged by its own
     stream time.
-P2  a put that is refused (`OverloadError`) has changed nothing: no row, no time segment, no clock. Try it again.
+P2  a refused put (`OverloadError`) has changed nothing: no row, no time segment, no clock. It can be repeated.
 
-A store's state is the index of its rows and what a checkpoint keeps beside them. Operators and tables keep their
+A store's state is the index of its rows, and its progress in the checkpoint. Operators and tables keep their
 progress there (`StoreState`). A store with a clock of its own keeps, in one versioned value (msgpack, an array):
 
     version | observed time | sequence of retained duplicates | sequence of the changelog | dropped puts | position
 
-S1  rows and this value are of one moment: storage asks for it inside its cut.
+S1  rows and this value are of one moment: storage requests it inside its cut.
 S2  a store that forgets its clocks (`Compat`) keeps them all the same; it forgets when it is restored.
 
-A position is the largest offset seen of every topic and partition. It only grows, and counts puts that were dropped as
-expired: whoever waits for an offset waits until the store has processed it.
+A position is the largest offset seen of every topic and partition. It only grows, and includes puts that were
+dropped as expired: waiting for an offset means waiting until the store has processed it.
 
 Thread rule: the task's thread writes; any thread reads.
 """
@@ -72,7 +72,7 @@ class Position:
                 self.advance(topic, partition, offset)
 
     def advance(self, topic: str, partition: int, offset: int) -> None:
-        """This offset was seen; an older one changes nothing."""
+        """Record this offset; an older one changes nothing."""
         partitions = self._seen.setdefault(topic, {})
         if offset > partitions.get(partition, -1):
             partitions[partition] = offset
@@ -80,7 +80,7 @@ class Position:
     def advance_batch(
         self, topic: str, partitions: int | npt.NDArray[np.integer], offsets: npt.NDArray[np.int64]
     ) -> None:
-        """All these offsets were seen; `partitions` is one for all, or one for each."""
+        """Record these offsets; `partitions` is one for all, or one for each."""
         if not len(offsets):
             return
         if isinstance(partitions, int):
@@ -95,17 +95,17 @@ class Position:
             self.advance(topic, partition, offset)
 
     def merge(self, other: Position) -> None:
-        """All that the other has seen was seen."""
+        """Record all offsets of the other position."""
         for topic, partitions in other._seen.items():
             for partition, offset in partitions.items():
                 self.advance(topic, partition, offset)
 
     def offset(self, topic: str, partition: int) -> int:
-        """The largest offset seen there; -1 when none was."""
+        """Return the largest offset recorded; -1 if none was."""
         return self._seen.get(topic, {}).get(partition, -1)
 
     def covers(self, wanted: Position) -> bool:
-        """Whether everything that is wanted was seen."""
+        """Whether all the requested offsets are recorded."""
         return all(
             self.offset(topic, partition) >= offset
             for topic, partitions in wanted._seen.items()
@@ -142,7 +142,7 @@ class _Extra(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class StoreState(ABC):
-    """A store's index, and what the checkpoint keeps beside its rows; the store opens again after every restore."""
+    """A store's index, and its progress in the checkpoint; the store opens again after every restore."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self._index = BucketIndex(spec)
@@ -155,28 +155,28 @@ class StoreState(ABC):
     @property
     @abstractmethod
     def stream_time(self) -> int:
-        """How far time has come for its rows; -1 before the first. Known from a checkpoint, too."""
+        """The stream time of its rows; -1 before the first. A checkpoint restores it, too."""
 
     @abstractmethod
     def encode_progress(self) -> bytes:
-        """What the checkpoint keeps beside the rows."""
+        """Return the progress for the checkpoint."""
 
     @abstractmethod
     def restore_progress(self, data: bytes) -> None:
-        """Take over what `encode_progress` answered, then call `restored`."""
+        """Restore what `encode_progress` returned, then call `restored`."""
 
     def when_restored(self, call: Callable[[], None]) -> None:
-        """Set who looks at the index again after every restore: the store."""
+        """Set the store's callback for after every restore."""
         self._on_restored = call
 
     def restored(self) -> None:
-        """Tell the store."""
+        """Call the store."""
         if self._on_restored is not None:
             self._on_restored()
 
 
 class RowsState(StoreState):
-    """A state that keeps nothing beside its rows; its stream time is another state's."""
+    """A state without progress; its stream time is another state's."""
 
     def __init__(self, spec: StoreSpec, clock: Callable[[], int] = lambda: NOTHING_OBSERVED) -> None:
         super().__init__(spec)
@@ -274,14 +274,14 @@ class PutResult(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Rows of keys that were asked for: the number of each one's key, and columns ts, seq, payload."""
+    """Rows of the requested keys: the number of each one's key, and columns ts, seq, payload."""
 
     numbers: Int64s
     rows: pa.RecordBatch
 
 
 class PreparedPut:
-    """Rows that are charged and not visible yet: `commit` or `undo`, once."""
+    """Rows that count towards the limits and are not visible yet: call `commit` or `undo`, once."""
 
     __slots__ = ("_parts", "_store", "_stream_time", "result")
 
@@ -297,7 +297,7 @@ class PreparedPut:
         return self.result
 
     def undo(self) -> None:
-        """Give the rows up, as if they had never come."""
+        """Drop the rows, as if they had never been put."""
         self._store._undo(self._parts)
 
 
@@ -307,7 +307,7 @@ class SegmentedStore:
     _reads_laxly = False  # whether the time-ordered layout's extra millisecond applies
 
     def __init__(self, context: RuntimeContext, state: StoreState, expiry: Expiry | None) -> None:
-        """Attach the state to the task and open the store. Without `expiry` nothing gets old."""
+        """Attach the state to the task and open the store. Without `expiry` no row expires."""
         self.state = state
         self._context = context
         self._expiry = expiry
@@ -319,7 +319,7 @@ class SegmentedStore:
             self._open()
 
     def _open(self) -> None:
-        """Find the time segments there are; called after every restore, with the checkpoint's stream time."""
+        """Find the existing time segments; called after every restore, with the checkpoint's stream time."""
         self._is_open = True
         if self._segments is not None:
             self._segments.open_existing(self.state.stream_time)
@@ -371,7 +371,8 @@ class SegmentedStore:
         stream_time: int | Int64s,
         returning: Returning | None = None,
     ) -> PreparedPut:
-        """`put_batch` up to the moment before rows are visible, for callers that put into several stores or none."""
+        """Do `put_batch` up to the point where rows become visible, for callers that put into several stores or
+        none."""
         rows, last, result = self._judge(rows, stream_time)
         writer, task = self._context.writer(), self._context.task
         if isinstance(rows, SortedRows):
@@ -388,13 +389,13 @@ class SegmentedStore:
         return PreparedPut(self, parts, last, result)
 
     def advance(self, stream_time: int) -> bool:
-        """Let time pass without a row; whether that dropped anything."""
+        """Advance time without a row; return whether that dropped anything."""
         return self._segments is not None and bool(self._segments.advance(stream_time))
 
     def _judge(
         self, rows: pa.RecordBatch | SortedRows, stream_time: int | Int64s
     ) -> tuple[pa.RecordBatch | SortedRows, int, PutResult]:
-        """The rows to write, the stream time after them, and which were accepted."""
+        """Return the rows to write, the stream time after them, and which were accepted."""
         is_sorted = isinstance(rows, SortedRows)
         count = len(rows.order) if isinstance(rows, SortedRows) else rows.num_rows
         if isinstance(stream_time, int):
@@ -438,10 +439,11 @@ class SegmentedStore:
     def fetch_batch(
         self, keys: pa.BinaryArray, first: int, last: int = LATEST, *, hashes: UInt64s | None = None
     ) -> Fetched:
-        """The rows of these different keys with times from `first` to `last`, by key as asked, then by time.
+        """Return the rows of these different keys with times from `first` to `last`, in the order of `keys`, then by
+        time.
 
-        With `hashes` the keys ascend by them, and are joined in one sweep: for very many keys, most of which have none.
-        What the caller may not read any more it leaves out of the bounds.
+        With `hashes` the keys ascend by them, and are joined in one pass: for very many keys, most of which have no
+        rows. The caller chooses bounds that exclude expired rows.
         """
         reader, task, state = self._context.reader(), self._context.task, self.state
         if first > last or not len(keys) or not self.index.buckets(first, last):
@@ -461,12 +463,12 @@ class SegmentedStore:
         return Fetched(numbers, pa.RecordBatch.from_arrays(columns[1:], names=self._names))
 
     def scan(self, first: int, last: int = LATEST) -> Iterator[pa.RecordBatch]:
-        """Every key's rows with times from `first` to `last`, by bucket: key, ts, seq, payload."""
+        """Yield every key's rows with times from `first` to `last`, by bucket: key, ts, seq, payload."""
         with self._context.reader().scan(self._context.task, self.state, Time(first, last)) as scan:
             yield from scan
 
     def bucket_starts(self, first: int, last: int = LATEST) -> list[int]:
-        """Where the buckets start that may hold rows from `first` to `last`, ascending."""
+        """Return the starts of the buckets that may hold rows from `first` to `last`, ascending."""
         return [bucket.start for bucket in self.index.buckets(first, last)]
 
     @property

@@ -1,4 +1,4 @@
-"""When a window may be written and read, and which time segments of a store exist.
+"""The rules for when a window may be written and read, and the time segments of a store.
 
 A store keeps windows for `retention_ms` of *observed time*, the largest window start (session end) it was given.
 Three rules follow, each with its own edge:
@@ -7,25 +7,25 @@ Three rules follow, each with its own edge:
     read    strict, to the millisecond                              ts >= observed - retention + 1
     disk    whole time segments, dropped when the last is too old   segment_id < segment_id(observed - retention)
 
-Between the first two lies a zone where a put is taken and never seen. Division truncates toward zero, as in Java, so
-the time segment 0 reaches from -(interval - 1) to interval - 1.
+Between the first two edges a put is accepted and never visible. Division truncates toward zero, as in Java, so the
+time segment 0 reaches from -(interval - 1) to interval - 1.
 
-`Compat` names whose edges apply. Ours differ from Kafka Streams' in what a restart remembers, and in nothing else.
+`Compat` selects the rules. Tidegate's differ from Kafka Streams' only in what survives a restart.
 
-A time segment is all rows whose time lies in [id * interval, (id + 1) * interval). Storage holds them as groups of
-buckets and never mixes two in one pack, so that dropping one gives back its memory, its backlog and, with the next
-checkpoint that does not name it, its disk.
+A time segment has all rows whose time lies in [id * interval, (id + 1) * interval). Storage holds them as groups of
+buckets and never mixes two in one pack, so that dropping one frees its memory, its backlog and, with the next
+checkpoint that does not name it, its disk space.
 
     put, restore ──► append ──► enter_segments ──► get_or_create_segment_if_live ──► cleanup_expired_segments
     advance      ──────────────────────────────────────────────────────────────────► cleanup_expired_segments
     open         ──► open_existing ────────────────────────────────────────────────► cleanup_expired_segments
     fetch, get, all, remove, checkpoint, close, the wall clock: none of them
 
-Every store of operators and tables writes through here, so that the rule exists once.
+All stores of operators and tables write through this module.
 
-T1  `get_or_create_segment_if_live` looks up first and cleans up second, also when it answers None.
+T1  `get_or_create_segment_if_live` looks up first and cleans up second, also when it returns None.
 T2  nothing but stream time makes a time segment old: an idle store keeps everything.
-T3  a clean-up comes after the rows it is for were appended: a put that is refused has dropped nothing.
+T3  a clean-up comes after the rows that cause it were appended: a refused put has dropped nothing.
 
 Thread rule: `Expiry` is a value; `TimeSegments` belongs to the task's thread.
 """
@@ -58,13 +58,13 @@ LEAST_INTERVAL_MS: Final = 60_000
 
 
 class Compat(StrEnum):
-    """Whose rules a store keeps where they differ."""
+    """The rules that a store follows, Tidegate's or those of Kafka Streams."""
 
     TIDEGATE = "tidegate"
     KAFKA_STREAMS = "kafka-streams"  # a restart forgets the observed time and the counter of duplicates
-    KAFKA_STREAMS_MEMORY = "kafka-streams/memory"  # besides, a put is judged as strictly as a read
+    KAFKA_STREAMS_MEMORY = "kafka-streams/memory"  # in addition, a put is judged as strictly as a read
     KAFKA_STREAMS_TIME_ORDERED = (
-        "kafka-streams/time-ordered"  # besides, reads reach one millisecond further back
+        "kafka-streams/time-ordered"  # in addition, reads reach one millisecond further back
     )
 
     @property
@@ -73,17 +73,17 @@ class Compat(StrEnum):
 
 
 def divide(number: int, by: int) -> int:
-    """The quotient, truncated toward zero."""
+    """Return the quotient, truncated toward zero."""
     return -(-number // by) if number < 0 else number // by
 
 
 def default_interval_ms(retention_ms: int) -> int:
-    """How much time one time segment covers when nothing is said about it."""
+    """Return the default width of a time segment."""
     return max(retention_ms // 2, LEAST_INTERVAL_MS)
 
 
 def default_bucket_ms(interval_ms: int) -> int:
-    """How finely storage divides a time segment: eighths, unless they would be shorter than a minute."""
+    """Return the default width of storage's buckets: eighths of a time segment, but at least a minute."""
     eighth, rest = divmod(interval_ms, 8)
     return eighth if rest == 0 and eighth >= LEAST_INTERVAL_MS else interval_ms
 
@@ -105,20 +105,20 @@ class Expiry:
             )
 
     def segment_id(self, ts: int) -> int:
-        """The number of the time segment that `ts` lies in."""
+        """Return the number of the time segment of `ts`."""
         return divide(ts, self.interval_ms)
 
     def first_live_segment(self, observed_time: int) -> int:
-        """The first time segment that is kept."""
+        """Return the first time segment that is kept."""
         return divide(observed_time - self.retention_ms, self.interval_ms)
 
     def first_live_ts(self, stream_time: int) -> int:
-        """Where the first time segment that is kept begins; until one is dropped, all times are live."""
+        """Return the start of the first time segment that is kept; until one is dropped, all times are live."""
         first = self.first_live_segment(stream_time)
         return first * self.interval_ms if first > 0 else EARLIEST
 
     def first_writable_ts(self, stream_time: int) -> int:
-        """The earliest window that a put may change."""
+        """Return the earliest window that a put may change."""
         if self.compat is Compat.KAFKA_STREAMS_MEMORY:
             return stream_time - self.retention_ms + 1
         return self.first_live_ts(stream_time)
@@ -129,13 +129,14 @@ class Expiry:
         return 0 if self.compat is Compat.KAFKA_STREAMS_TIME_ORDERED else 1
 
     def first_readable_ts(self, observed_time: int, *, lax: bool = True) -> int:
-        """The earliest window that a read answers. Only window stores of the time-ordered layout are `lax`."""
+        """Return the earliest window that a read returns. Only window stores of the time-ordered layout are `lax`."""
         return max(0, observed_time - self.retention_ms + (self.reach_ms if lax else 1))
 
     def own_time(self, times: Int64s, observed_time: int) -> int | Int64s:
-        """The stream time of a store that has no clock but its rows: for each the largest time up to and with it.
+        """Return the stream time of a store whose clock are its rows: for each the largest time up to and with it.
 
-        One number, that of the last row, where no row can have expired by then: `judge` answers the same for both.
+        It is one number, that of the last row, if no row can have expired by then: `judge` returns the same for
+        both.
         """
         after = max(observed_time, int(times.max()))
         if int(times.min()) >= self.first_writable_ts(after):
@@ -144,7 +145,7 @@ class Expiry:
         return running
 
     def judge(self, times: Int64s, stream_time: int | Int64s) -> Flags | None:
-        """Which of these rows may be written, each at its stream time; None: all."""
+        """Return which of these rows may be written, each at its stream time; None: all."""
         if not isinstance(stream_time, int):
             horizon = stream_time - self.retention_ms
             if self.compat is Compat.KAFKA_STREAMS_MEMORY:
@@ -158,7 +159,7 @@ class Expiry:
 
 
 class TimeSegment(NamedTuple):
-    """One time segment: its number, its name, and the times that lie in it (`end_ts` not included)."""
+    """One time segment: its number, its name, and its range of times (`end_ts` not included)."""
 
     id: int
     name: str
@@ -186,11 +187,11 @@ class TimeSegments:
 
     @property
     def ids(self) -> list[int]:
-        """The time segments that exist, ascending."""
+        """The existing time segments, ascending."""
         return list(self._ids)
 
     def get_segment(self, segment_id: int) -> TimeSegment | None:
-        """The time segment, if it exists."""
+        """Return the time segment, if it exists."""
         at = bisect_left(self._ids, segment_id)
         return self._segment(segment_id) if at < len(self._ids) and self._ids[at] == segment_id else None
 
@@ -198,7 +199,7 @@ class TimeSegments:
         return self.get_segment(self.segment_id(ts))
 
     def segments(self, from_ts: int, to_ts: int, *, forward: bool = True) -> list[TimeSegment]:
-        """Those that exist and may hold rows from `from_ts` to `to_ts`, both included."""
+        """Return those that exist and may hold rows from `from_ts` to `to_ts`, both included."""
         first = bisect_left(self._ids, self.segment_id(from_ts))
         found = [
             self._segment(each) for each in self._ids[first : bisect_right(self._ids, self.segment_id(to_ts))]
@@ -206,16 +207,16 @@ class TimeSegments:
         return found if forward else found[::-1]
 
     def enter_segments(self, starts: Iterable[int], stream_time: int) -> None:
-        """Note the time segments that rows were just appended to, by their buckets, and drop expired ones."""
+        """Record the time segments of rows that were just appended, by their buckets, and drop expired ones."""
         for segment_id in dict.fromkeys(self.segment_id(start) for start in starts):
             self.get_or_create_segment_if_live(segment_id, stream_time)
 
     def advance(self, stream_time: int) -> list[int]:
-        """Let time pass without a row: drop the time segments that are expired now; which they were."""
+        """Advance time without a row: drop expired time segments and return them."""
         return self.cleanup_expired_segments(stream_time)
 
     def get_or_create_segment_if_live(self, segment_id: int, stream_time: int) -> TimeSegment | None:
-        """The time segment to write to, made if need be; None when it is too old. Drops those that are (T1)."""
+        """Return the time segment to write to, created if needed; None if it is expired. Drops expired ones (T1)."""
         segment = None
         if segment_id >= self._expiry.first_live_segment(stream_time):
             segment = self.get_segment(segment_id)
@@ -226,7 +227,7 @@ class TimeSegments:
         return segment
 
     def cleanup_expired_segments(self, stream_time: int) -> list[int]:
-        """Drop every time segment before the first live one; which they were."""
+        """Drop every time segment before the first live one, and return them."""
         first_live = self._expiry.first_live_segment(stream_time)
         if first_live <= 0:
             return []
@@ -239,7 +240,7 @@ class TimeSegments:
         return gone
 
     def open_existing(self, stream_time: int) -> None:
-        """Find the time segments that the rows in storage lie in, and drop those that are expired."""
+        """Find the time segments of the rows in storage, and drop those that are expired."""
         starts = self._state.index.all_buckets()
         self._ids = sorted({self.segment_id(start) for start in starts})
         self.dropped_before_ts = EARLIEST
@@ -255,7 +256,7 @@ class TimeSegments:
 
 
 def segment_start_of(folder: str, store: str) -> int | None:
-    """Where the time segment begins that Kafka Streams calls this folder; None when it is no time segment of `store`.
+    """Return the start of the time segment that Kafka Streams stores in this folder; None if it is none of `store`.
 
     Three spellings are in use: `store.60000` now, `store:60000` and `store-197001010001` (UTC) before.
     """

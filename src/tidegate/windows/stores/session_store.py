@@ -1,14 +1,15 @@
 """A session store: rows of keys in sessions, kept for a retention of stream time, on the worker's storage.
 
-Operators and tables put and fetch batches of any columns (`segmented_store`). A store of byte values has the calls of
-Kafka Streams' session store besides, which mean the same, each with a form for columns. What
-counts as a session's time is its end: by it rows are kept, dropped and read. Both ends of a session belong to it.
+Operators and tables put and fetch batches of any columns (`segmented_store`). A store of byte values also has the
+calls of Kafka Streams' session store, with the same meaning, each with a form for columns. A session's time is its
+end: by it rows are kept, dropped and read. Both ends of a session belong to it.
 
     find_sessions(key, earliest_end, latest_start)     end >= earliest_end and start <= latest_start
 
-`remove` deletes one session and moves the clock, but drops no time segment; `put` of None deletes too, as a put.
+`remove` deletes one session and advances the clock, but drops no time segment; `put` of None deletes with all
+effects of a put.
 
-Rules of time: `expiry`. Bytes of the changelog: `keys`, session format. Thread rule: the task's thread.
+Rules of time: `segments`. Bytes of the changelog: `keys`, session format. Thread rule: the task's thread.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class SessionStore(ValueStore):
         partition: int = 0,
         topic: str = "",
     ) -> bool:
-        """Set the value of a session; None deletes it. False: too old, and dropped.
+        """Set the value of a session; None deletes it. Returns False if it is expired, and dropped.
 
         `value_ts` is the timestamp of the record (default: the session's end).
         """
@@ -94,7 +95,7 @@ class SessionStore(ValueStore):
         partitions: NumberColumn = 0,
         topic: str = "",
     ) -> PutResult:
-        """Puts in the order of the rows, as if made one by one."""
+        """Put rows in their order, as if one by one."""
         inner, first, last = _sessions(keys, starts, ends)
         column = value_column(values, len(inner))
         stamps = last if value_ts is None else number_column("value_ts", value_ts, len(inner))
@@ -104,7 +105,7 @@ class SessionStore(ValueStore):
         return result
 
     def remove(self, session: Windowed[bytes], *, value_ts: int | None = None) -> None:
-        """Delete a session, if it is there. Moves the clock to its end, but drops nothing."""
+        """Delete a session if it exists. Advances the clock to its end, but drops nothing."""
         window = _session(session)
         self.remove_batch([one_key(session.key)], [window.start], [window.end], value_ts=value_ts)
 
@@ -116,7 +117,7 @@ class SessionStore(ValueStore):
         *,
         value_ts: NumberColumn | None = None,
     ) -> None:
-        """`remove` for every row."""
+        """Do `remove` for every row."""
         inner, first, last = _sessions(keys, starts, ends)
         rows = len(inner)
         if not rows:
@@ -144,7 +145,8 @@ class SessionStore(ValueStore):
         partitions: NumberColumn = 0,
         topic: str = "",
     ) -> None:
-        """Records of this store's changelog. Sessions that are too old by its end are left out and not counted."""
+        """Restore records of this store's changelog. Sessions that are expired by its end are left out and not
+        counted."""
         rows = len(keys)
         seen = None if offsets is None else number_column("offsets", offsets, rows)
         decoded = decode_keys(keys, KeyFormat.SESSION).require_good(offsets=seen, topic=topic or None)
@@ -154,7 +156,7 @@ class SessionStore(ValueStore):
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def fetch_session(self, key: bytes, start: int, end: int) -> Value | None:
-        """The value of exactly this session."""
+        """Return the value of exactly this session."""
         one_key(key)
         span = self._span(end, end)
         if span is None:
@@ -169,7 +171,7 @@ class SessionStore(ValueStore):
             return self._value(row.column(0)[0].as_py(), row.column(1)[0].as_py())
 
     def find_sessions(self, key: bytes, earliest_end: int, latest_start: int) -> StoreIterator[SessionRow]:
-        """A key's sessions that end at or after the one and start at or before the other."""
+        """Yield a key's sessions that end at or after `earliest_end` and start at or before `latest_start`."""
         return self._find_key(key, earliest_end, latest_start, forward=True)
 
     def backward_find_sessions(
@@ -180,7 +182,7 @@ class SessionStore(ValueStore):
     def find_sessions_range(
         self, key_from: bytes | None, key_to: bytes | None, earliest_end: int, latest_start: int
     ) -> StoreIterator[SessionRow]:
-        """`find_sessions` for all the keys between."""
+        """Do `find_sessions` for all keys in a range."""
         return self._find_range(key_from, key_to, earliest_end, latest_start, forward=True)
 
     def backward_find_sessions_range(
@@ -189,7 +191,7 @@ class SessionStore(ValueStore):
         return self._find_range(key_from, key_to, earliest_end, latest_start, forward=False)
 
     def find_sessions_by_end(self, earliest_end: int, latest_end: int) -> StoreIterator[SessionRow]:
-        """All keys' sessions that end between; Kafka Streams' default session store has no such call."""
+        """Yield all keys' sessions that end in a range; Kafka Streams' default session store has no such call."""
         if self.compat is Compat.KAFKA_STREAMS:
             raise InvalidError(
                 f"store {self.name}: Kafka Streams' default session store cannot find sessions by their end; open the"
@@ -199,14 +201,14 @@ class SessionStore(ValueStore):
         return StoreIterator((_row(*each) for each in rows), rows.close)
 
     def fetch(self, key: bytes) -> StoreIterator[SessionRow]:
-        """All sessions of a key."""
+        """Yield all sessions of a key."""
         return self._find_key(key, 0, LATEST, forward=True)
 
     def backward_fetch(self, key: bytes) -> StoreIterator[SessionRow]:
         return self._find_key(key, 0, LATEST, forward=False)
 
     def fetch_range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[SessionRow]:
-        """All sessions of the keys between."""
+        """Yield all sessions of the keys in a range."""
         return self._find_range(key_from, key_to, 0, LATEST, forward=True)
 
     def backward_fetch_range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[SessionRow]:
@@ -215,12 +217,12 @@ class SessionStore(ValueStore):
     def fetch_keys(
         self, keys: KeyColumn, earliest_end: int = 0, latest_start: int = LATEST
     ) -> pa.RecordBatch:
-        """`find_sessions` for all these keys, key after key as asked, in the order of their ends."""
+        """Do `find_sessions` for all these keys, key after key in the given order, each by session end."""
         rows = self._keys_rows(key_column(keys), self._span(earliest_end, LATEST))
         return _columns(_started(rows, latest_start))
 
     def get_batch(self, keys: KeyColumn, starts: NumberColumn, ends: NumberColumn) -> pa.RecordBatch:
-        """value and value_ts of each of these sessions, null where it is not there."""
+        """Return value and value_ts of each of these sessions, null where it does not exist."""
         inner, first, last = _sessions(keys, starts, ends)
         wanted = encode_keys(inner, first, KeyFormat.SESSION, end=last)
         return self._aligned(inner, last, wanted, KeyFormat.SESSION)
@@ -233,7 +235,7 @@ class SessionStore(ValueStore):
         key_from: bytes | None = None,
         key_to: bytes | None = None,
     ) -> StoreIterator[pa.RecordBatch]:
-        """Everything that ends between, as batches."""
+        """Yield all sessions that end in a range, as batches."""
         scan = self._scan(self._span(earliest_end, latest_end), key_from, key_to)
         return StoreIterator((_columns(batch) for batch in scan), scan.close)
 

@@ -1,13 +1,13 @@
-"""Kafka Streams' forms of window and session stores: byte values with a timestamp, row by row or in columns.
+"""The interface of Kafka Streams' window and session stores: byte values with a timestamp, by row or in columns.
 
 A row is (key, time, second number) → value, value's timestamp: for windows (start, sequence), for sessions (end,
-start). The clock is the store's own, the largest time it was given; a null value deletes. Reads answer what the rules
-of `segments` let them see, and change nothing. Every put goes through `put_batch` of `segmented_store`.
+start). The clock is the store's own, the largest time it was given; a null value deletes. Reads return what the
+rules of `segments` allow, and change nothing. Every put goes through `put_batch` of `segmented_store`.
 
 A put that is dropped as expired is counted, and written to the changelog all the same, as in Kafka Streams.
 
-Iterators show the store as it was when they were opened, but for time segments that were dropped since: those rows
-are skipped. They may pin storage until they are closed or read to their end.
+Iterators show the store as of their opening, without time segments that were dropped since. They may pin storage
+until they are closed or read to their end.
 
 Thread rule: the task's thread; an iterator is used by one thread at a time.
 """
@@ -60,7 +60,7 @@ NO_NUMBERS = np.empty(0, np.int64)
 
 
 class TimestampedValue(NamedTuple):
-    """A value and the timestamp of the record it comes from."""
+    """A value and the timestamp of its record."""
 
     value: bytes
     timestamp: int
@@ -70,7 +70,7 @@ Value: TypeAlias = "bytes | TimestampedValue"
 
 
 class Changelog(Protocol):
-    """Who is told of every put, also of dropped ones: a column each of keys, values (null: deleted), timestamps."""
+    """Receives every put, also dropped ones: columns of keys, values (null: deleted), timestamps."""
 
     def __call__(self, keys: pa.BinaryArray, values: pa.BinaryArray, timestamps: Int64s, /) -> None: ...
 
@@ -90,7 +90,7 @@ class StoreIterator(Generic[Row]):
     def __next__(self) -> Row:
         try:
             return next(self._rows)
-        except BaseException:  # the end, or an error: nothing more will be read
+        except BaseException:  # the end, or an error: nothing more is read
             self.close()
             raise
 
@@ -103,7 +103,7 @@ class StoreIterator(Generic[Row]):
         self.close()
 
     def close(self) -> None:
-        """Let go of what it holds; closing again does nothing."""
+        """Release what it holds; closing again does nothing."""
         release, self._release = self._release, None
         self._rows = iter(())
         if release is not None:
@@ -119,9 +119,9 @@ def scan_batches(
     key_to: bytes | None = None,
     forward: bool = True,
 ) -> StoreIterator[pa.RecordBatch]:
-    """Columns key, ts, seq, value, value_ts of rows inside the bounds; captured now, read as asked for.
+    """Yield columns key, ts, seq, value, value_ts of rows inside the bounds; captured now, read on demand.
 
-    Every key's rows come in the order of time, or against it.
+    Every key's rows come in the order of time, or in reverse.
     """
     reader, width = context.reader(), state.index.spec.bucket_ms
     if forward:
@@ -170,14 +170,14 @@ def _keys_between(batch: pa.RecordBatch, key_from: bytes | None, key_to: bytes |
 
 
 def one_key(key: bytes | None) -> bytes:
-    """The key, if it is one."""
+    """Return the key after checking that it is one."""
     if not isinstance(key, bytes):
         raise InvalidError(f"a key is needed, as bytes; this is {type(key).__name__}")
     return key
 
 
 def key_column(keys: KeyColumn) -> pa.BinaryArray:
-    """The keys as one binary column without nulls."""
+    """Return the keys as one binary column without nulls."""
     column = _binary("keys", keys)
     if column.null_count:
         raise InvalidError(f"{column.null_count} of {len(column)} keys are null; every row needs a key")
@@ -185,7 +185,7 @@ def key_column(keys: KeyColumn) -> pa.BinaryArray:
 
 
 def value_column(values: ValueColumn, rows: int) -> pa.BinaryArray:
-    """The values as one binary column; null deletes."""
+    """Return the values as one binary column; null deletes."""
     column = _binary("values", values)
     if len(column) != rows:
         raise InvalidError(f"{len(column)} values for {rows} keys")
@@ -193,7 +193,7 @@ def value_column(values: ValueColumn, rows: int) -> pa.BinaryArray:
 
 
 def number_column(what: str, numbers: NumberColumn, rows: int) -> Int64s:
-    """The numbers as int64; one number stands for all rows."""
+    """Return the numbers as int64; one number stands for all rows."""
     if isinstance(numbers, int):
         return np.full(rows, numbers, np.int64)
     if isinstance(numbers, pa.Array):
@@ -209,7 +209,7 @@ def number_column(what: str, numbers: NumberColumn, rows: int) -> Int64s:
 
 
 def times_column(what: str, numbers: NumberColumn, rows: int) -> Int64s:
-    """Window bounds: 0 or later."""
+    """Return window bounds after checking that they are 0 or later."""
     column = number_column(what, numbers, rows)
     if rows and (least := int(column.min())) < 0:
         raise InvalidError(f"{what}: a window cannot lie at {least}, before the epoch")
@@ -244,13 +244,11 @@ _KEYED = pa.schema(
     ]
 )
 _UNKEYED = pa.schema(list(_KEYED)[1:])
-MANY_TIMES = (
-    64  # windows asked for together; beyond it one look over all of them is cheaper than one for each
-)
+MANY_TIMES = 64  # windows looked up together; beyond it one scan of all of them is cheaper
 
 
 class ValueStore(SegmentedStore):
-    """The common part; use `WindowStore` or `SessionStore`."""
+    """The base class; use `WindowStore` or `SessionStore`."""
 
     def __init__(
         self,
@@ -266,8 +264,8 @@ class ValueStore(SegmentedStore):
     ) -> None:
         """Open a store of byte values under a name, or one over a state of any columns.
 
-        A store with a state of its own is written and read in batches; its time segments are those of the state's spec.
-        Without a retention it keeps everything.
+        A store with a state of its own is written and read in batches; its time segments are those of the state's
+        spec. Without a retention it keeps everything.
         """
         self.compat = _compat(compat)
         self.is_timestamped = timestamped
@@ -305,12 +303,12 @@ class ValueStore(SegmentedStore):
 
     @property
     def position(self) -> Position:
-        """The offsets it has seen."""
+        """The largest offsets processed."""
         return self._values.position
 
     @property
     def dropped_records(self) -> int:
-        """How many puts were dropped as expired."""
+        """The number of puts that were dropped as expired."""
         return self._values.dropped_records
 
     @property
@@ -329,7 +327,7 @@ class ValueStore(SegmentedStore):
 
     @property
     def logging(self) -> bool:
-        """Whether a changelog is told of its puts."""
+        """Whether puts are written to a changelog."""
         return self._changelog is not None
 
     @property
@@ -341,7 +339,7 @@ class ValueStore(SegmentedStore):
     def _write(
         self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
     ) -> PutResult:
-        """Put rows in the order they came, each judged by the store's time with it."""
+        """Put rows in order, each judged by the store's time with it."""
         if not len(times):
             return PutResult(None, 0)
         state = self._values
@@ -355,7 +353,8 @@ class ValueStore(SegmentedStore):
     def _restore(
         self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
     ) -> None:
-        """Put rows of a changelog: time is that of the end of the batch, and what is expired by then is left out."""
+        """Restore rows of a changelog: time is that of the end of the batch, and rows that are expired by then are
+        left out."""
         if not len(times):
             return
         after = max(self._values.observed_time, int(times.max()))
@@ -370,7 +369,7 @@ class ValueStore(SegmentedStore):
         values: ValueColumn,
         timestamps: NumberColumn,
     ) -> None:
-        """Records of a changelog, their keys taken apart; those without a key say nothing about any window."""
+        """Decode and restore records of a changelog; those without a key are skipped."""
         keys, rows = decoded.inner, len(times)
         column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
         if keys.null_count:
@@ -384,7 +383,7 @@ class ValueStore(SegmentedStore):
         before, now = self.dropped_records, self.dropped_records + dropped
         self._values.dropped_records = now
         self._dropped.add(dropped, task=self._context.task, store=self.name)
-        if now.bit_length() > before.bit_length():  # at 1, 2, 4, 8, …: heard of, and no flood
+        if now.bit_length() > before.bit_length():  # log at 1, 2, 4, 8, … to limit messages
             logger.warning(
                 "task %s, store %s: %d puts so far were dropped, because their time segments are gone"
                 " (observed time %d, retention %d ms)",
@@ -405,12 +404,12 @@ class ValueStore(SegmentedStore):
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _span(self, first: int, last: int) -> Time | None:
-        """The part of first … last (both included) that may be read; None when there is none."""
+        """Return the part of first … last (both included) that may be read; None if there is none."""
         first, last = max(first, self.first_readable_ts), min(last, LATEST)
         return Time(first, last) if first <= last else None
 
     def _key_rows(self, key: bytes, span: Time | None) -> pa.RecordBatch:
-        """Columns ts, seq, value, value_ts of one key, in the order of time; nothing is held afterwards."""
+        """Return columns ts, seq, value, value_ts of one key, in the order of time; nothing is pinned afterwards."""
         if span is None:
             return _no_rows(_UNKEYED)
         reader = self._context.reader()
@@ -418,7 +417,7 @@ class ValueStore(SegmentedStore):
             return loaded.view().to_batch()
 
     def _keys_rows(self, keys: pa.Array, span: Time | None) -> pa.RecordBatch:
-        """Columns key, ts, seq, value, value_ts of these keys, key after key as they were asked for."""
+        """Return columns key, ts, seq, value, value_ts of these keys, in the given order."""
         batches = []
         if span is not None and len(keys):
             reader = self._context.reader()
@@ -452,7 +451,7 @@ class ValueStore(SegmentedStore):
         )
 
     def _each(self, batches: StoreIterator[pa.RecordBatch]) -> StoreIterator[tuple[bytes, int, int, Value]]:
-        """(key, time, second number, value) of every row, but for rows of time segments dropped meanwhile."""
+        """Yield (key, time, second number, value) of every row, without rows of time segments dropped meanwhile."""
 
         def rows() -> Iterator[tuple[bytes, int, int, Value]]:
             for batch in batches:
@@ -464,7 +463,7 @@ class ValueStore(SegmentedStore):
         return StoreIterator(rows(), batches.close)
 
     def _is_gone(self, ts: int) -> bool:
-        if self.compat is Compat.KAFKA_STREAMS_MEMORY:  # its iterators keep what they were opened on
+        if self.compat is Compat.KAFKA_STREAMS_MEMORY:  # its iterators keep the rows they were opened on
             return False
         return ts < self.segments.dropped_before_ts
 
@@ -474,7 +473,8 @@ class ValueStore(SegmentedStore):
     def _aligned(
         self, keys: pa.Array, times: Int64s, wanted: pa.Array, key_format: KeyFormat
     ) -> pa.RecordBatch:
-        """value and value_ts for each windowed key in `wanted`, in its order; null where there is no such row."""
+        """Return value and value_ts for each windowed key in `wanted`, in its order; null where there is no such
+        row."""
         pieces = [_no_rows(_KEYED)]
         distinct = np.unique(times)
         if len(distinct) > MANY_TIMES:
@@ -494,7 +494,7 @@ class ValueStore(SegmentedStore):
 
 
 def values_state(state: StoreState) -> WindowsState:
-    """The state of a store of byte values; `InvalidError` for one of other columns."""
+    """Return the state of a store of byte values; `InvalidError` for one of other columns."""
     if not isinstance(state, WindowsState):
         raise InvalidError(
             f"store {state.index.spec.name} holds the columns {state.index.spec.payload.names}, no byte values: use"
@@ -511,7 +511,7 @@ def value_rows(
     value_ts: Int64s,
     kept: Flags | None = None,
 ) -> pa.RecordBatch:
-    """Rows as a store takes them; `kept` chooses some."""
+    """Return rows in the store's columns; `kept` selects some."""
     columns = {"key": keys, "ts": pa.array(times)}
     if seconds is not None:
         columns["seq"] = pa.array(seconds)

@@ -1,17 +1,17 @@
 """A window store: rows of keys in time windows, kept for a retention of stream time, on the worker's storage.
 
-Operators and tables put and fetch batches of any columns (`segmented_store`). A store of byte values has the calls of
-Kafka Streams' window store besides, which mean the same, each with a form for columns. The `start` of a put is the
-window's start. Ranges of starts include both ends; ranges of keys are compared as unsigned
-bytes, and None leaves an end open. Rows come in the order of time for each key; nothing is promised between keys.
+Operators and tables put and fetch batches of any columns (`segmented_store`). A store of byte values also has the
+calls of Kafka Streams' window store, with the same meaning, each with a form for columns. The `start` of a put is
+the window's start. Ranges of starts include both ends; ranges of keys are compared as unsigned bytes, and None
+leaves an end open. Rows come in the order of time for each key; the order of keys is not defined.
 
 A store that retains duplicates numbers its puts, so that none replaces another; there a null value does nothing. With
 `timestamped`, values come back with the timestamp they were put with.
 
-Every put becomes a run of its own in storage, so one row costs nearly as much as a thousand: put many at once.
+Every put becomes a run of its own in storage, so put many rows at once.
 
-Rules of time: `expiry`. Bytes of the changelog: `keys`, changelog format, a numbering of its own when duplicates are
-retained. Thread rule: the task's thread.
+Rules of time: `segments`. Bytes of the changelog: `keys`, changelog format, a numbering of its own when duplicates
+are retained. Thread rule: the task's thread.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class WindowStore(ValueStore):
         partition: int = 0,
         topic: str = "",
     ) -> bool:
-        """Set the value of a key in the window that starts there; None deletes. False: too old, and dropped.
+        """Set the value of a key in the window that starts there; None deletes. Returns False if it is expired, and
+        dropped.
 
         `value_ts` is the timestamp of the record (default: the start).
         """
@@ -145,7 +146,7 @@ class WindowStore(ValueStore):
         partitions: NumberColumn = 0,
         topic: str = "",
     ) -> PutResult:
-        """Puts in the order of the rows, as if made one by one."""
+        """Put rows in their order, as if one by one."""
         inner = key_column(keys)
         rows = len(inner)
         times = times_column("starts", starts, rows)
@@ -162,7 +163,7 @@ class WindowStore(ValueStore):
             return self._write(keys, times, None, values, stamps)
         accepted = np.ones(len(times), np.bool_)
         real = slice(None)
-        if values.null_count:  # deleting does nothing here: neither the clock nor the counter notice
+        if values.null_count:  # deleting does nothing here: it changes neither the clock nor the counter
             real = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))  # type: ignore[assignment]
             chosen = pa.array(real)
             keys, times, values, stamps = keys.take(chosen), times[real], values.take(chosen), stamps[real]
@@ -193,7 +194,8 @@ class WindowStore(ValueStore):
         partitions: NumberColumn = 0,
         topic: str = "",
     ) -> None:
-        """Records of this store's changelog. Windows that are too old by its end are left out and not counted."""
+        """Restore records of this store's changelog. Windows that are expired by its end are left out and not
+        counted."""
         rows = len(keys)
         seen = None if offsets is None else number_column("offsets", offsets, rows)
         decoded = decode_keys(
@@ -221,19 +223,20 @@ class WindowStore(ValueStore):
     def fetch(
         self, key: bytes, first: int, last: int | None = None
     ) -> Value | StoreIterator[tuple[int, Value]] | None:
-        """The value in the window that starts at `first`; or, with `last`, (start, value) of all that start between."""
+        """Return the value in the window that starts at `first`; with `last`, (start, value) of all that start in
+        the range."""
         if last is None:
             return self._get(one_key(key), first)
         return self._fetch_key(key, first, last, forward=True)
 
     def backward_fetch(self, key: bytes, first: int, last: int) -> StoreIterator[tuple[int, Value]]:
-        """`fetch` of a range, latest first."""
+        """Do `fetch` of a range, latest first."""
         return self._fetch_key(key, first, last, forward=False)
 
     def fetch_range(
         self, key_from: bytes | None, key_to: bytes | None, first: int, last: int
     ) -> StoreIterator[KeyedRow]:
-        """(windowed key, value) of the keys between, in windows that start between."""
+        """Yield (windowed key, value) of the keys in a range, in windows that start in a range."""
         return self._windowed(key_from, key_to, first, last, forward=True)
 
     def backward_fetch_range(
@@ -242,25 +245,25 @@ class WindowStore(ValueStore):
         return self._windowed(key_from, key_to, first, last, forward=False)
 
     def fetch_all(self, first: int, last: int) -> StoreIterator[KeyedRow]:
-        """Every key in windows that start between."""
+        """Yield every key in windows that start in a range."""
         return self._windowed(None, None, first, last, forward=True)
 
     def backward_fetch_all(self, first: int, last: int) -> StoreIterator[KeyedRow]:
         return self._windowed(None, None, first, last, forward=False)
 
     def all(self) -> StoreIterator[KeyedRow]:
-        """Everything that may be read."""
+        """Yield everything that may be read."""
         return self._windowed(None, None, 0, LATEST, forward=True)
 
     def backward_all(self) -> StoreIterator[KeyedRow]:
         return self._windowed(None, None, 0, LATEST, forward=False)
 
     def fetch_keys(self, keys: KeyColumn, first: int, last: int) -> pa.RecordBatch:
-        """Rows of all these keys in windows that start between, key after key as asked, in the order of time."""
+        """Return rows of all these keys in windows that start in a range, in the given order of keys, then by time."""
         return self._columns(self._keys_rows(key_column(keys), self._span(first, last)))
 
     def get_batch(self, keys: KeyColumn, starts: NumberColumn) -> pa.RecordBatch:
-        """value and value_ts of each key in the window that starts there, null where there is none."""
+        """Return value and value_ts of each key in the window that starts there, null where there is none."""
         self._refuse_duplicates()
         inner = key_column(keys)
         times = times_column("starts", starts, len(inner))
@@ -274,7 +277,7 @@ class WindowStore(ValueStore):
         key_from: bytes | None = None,
         key_to: bytes | None = None,
     ) -> StoreIterator[pa.RecordBatch]:
-        """Everything in windows that start between, as batches."""
+        """Yield everything in windows that start in a range, as batches."""
         scan = self._scan(self._span(first, last), key_from, key_to)
         return StoreIterator((self._columns(batch) for batch in scan), scan.close)
 
@@ -331,5 +334,5 @@ class WindowStore(ValueStore):
 
 
 def _numbers(last: int, count: int) -> Int64s:
-    """The next numbers of retained duplicates: from 1 up, and from the largest to 0 again."""
+    """Return the next numbers of retained duplicates: from 1 up, and after the largest from 0 again."""
     return (last + 1 + np.arange(count, dtype=np.int64)) & LARGEST_SEQUENCE
