@@ -32,7 +32,6 @@ from _storage import (
     totals_spec,
 )
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.reader import ALL, RangeRequest
 from tidegate.storage.spec import StoreSpec
 
 ROWS, KEYS, BATCH = 1_000_000, 100_000, 100_000
@@ -50,8 +49,8 @@ def seconds_of(spec: StoreSpec, given: list[pa.RecordBatch], repetitions: int) -
 
 
 def read_back(store: Store) -> pa.Table:
-    with store.reader.load(store.reader.plan(TASK, store.state, [RangeRequest(ALL)])) as loaded:
-        return loaded.to_table()
+    with store.reader.scan(TASK, store.state) as scan:
+        return pa.Table.from_batches(scan)
 
 
 def check_append(store: Store, rows: pa.Table) -> None:

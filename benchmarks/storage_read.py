@@ -36,7 +36,7 @@ from _storage import (
 )
 from tidegate.files import Files
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.reader import ALL, RangeRequest, Time
+from tidegate.storage.reader import RangeRequest, Time
 
 ROWS, KEYS, BATCH = 1_000_000, 100_000, 100_000
 HOUR = 60 * MINUTE
@@ -101,8 +101,8 @@ def measure_evicted(report: Report, store: Store, rows: pa.Table, folder: Path) 
             for bucket in store.state.index.all_buckets():
                 for run in store.state.index.snapshot(bucket).runs:  # type: ignore[union-attr]
                     store.runtime.packs.forget(run.stored.pack)  # type: ignore[union-attr]
-        with store.reader.load(store.reader.plan(TASK, store.state, [RangeRequest(ALL)])) as loaded:
-            return summed(loaded.to_table(columns))
+        with store.reader.scan(TASK, store.state, columns=columns) as scan:
+            return summed(pa.Table.from_batches(scan))
 
     def mapped() -> pa.Table:
         with pa.memory_map(str(plain)) as source:

@@ -499,7 +499,7 @@ class ResultTable(Table):
         if self._log is None:
             raise UnsupportedError(
                 f"table {self.name} was opened without a log, and its windows are explained by the records of "
-                f"{self.flow.source.topic}: read it with App.read, or call explain_window(table, log, key, start)"
+                f"{self.flow.source.topic}: read it with App.open_table, or call explain_window(table, log, key, start)"
             )
         if start is None or end is not None:
             raise TypeError(f"table {self.name} has windows: explain(key, start) says which")

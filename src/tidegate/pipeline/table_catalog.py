@@ -168,7 +168,7 @@ def _lines(backend: StorageBackend, app: str) -> tuple[FlowLine, ...]:
 def _refused(said: Document, why: str) -> InvalidError:
     return InvalidError(
         f"table {said.get('name', '')!r} cannot be read without the program that made it: {why}; read it "
-        "with App.read, or read its changelog topic"
+        "with App.open_table, or read its changelog topic"
     )
 
 

@@ -62,7 +62,7 @@ def window_layout(kind: WindowKind) -> StateLayout:
 
 
 def dedupe_layout(rule: Deduplicate) -> StateLayout:
-    """Return the layout of a new deduplication: a sixteenth of what is kept, but at least a minute."""
+    """Return the layout of a new deduplication: an eighth of what is kept, but at least a minute."""
     bucket = max(LEAST_BUCKET_MS, -(-rule.retention_ms // DEDUPE_SEGMENTS))
     return StateLayout(bucket, bucket)
 
