@@ -169,7 +169,7 @@ class Tolerance:
     def note(
         self, offset: int, log_time: int, now_ms: int, *, known_offset: int = -1, known_time: int = -1
     ) -> Note:
-        """The note for a tolerated gap before the record at `offset`, NONE for loss; `known_…`: the producer's last record."""
+        """The note for a tolerated gap before `offset`, NONE for loss; `known_…`: the producer's last record."""
         if self.always:
             return Note.TOLERATED
         if self.compaction_lag_ms == NOT_COMPACTED:
