@@ -166,7 +166,7 @@ def audit_here(
     now_ms: int,
     progress: Progress | None,
 ) -> None:
-    """One partition, each record read once unless the files are damaged (P2 of `range_audit`)."""
+    """One partition, each record read once unless the files are damaged (P2 of `partition_audit`)."""
     partition = PartitionReport(target)
     report.native.partitions.append(partition)
     audit: PartitionAudit | None = None
