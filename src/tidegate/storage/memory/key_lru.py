@@ -170,7 +170,7 @@ class KeyLru:
         """Record a use of these keys: at the same tick, or in order."""
         with self._lock:
             self._queue_used()  # those came before
-            own = hashes if hashes.base is None else hashes.copy()  # copy, because a view keeps its whole array alive
+            own = hashes if hashes.base is None else hashes.copy()  # a view keeps its whole array alive
             self._queue(own, in_order=in_order)
 
     def hold(self, hashes: Hashes) -> None:
