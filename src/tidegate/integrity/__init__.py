@@ -1,6 +1,6 @@
-"""Data integrity validation: producers' records numbered and check-summed; loss, change and repeat seen.
+"""Data integrity validation: number and checksum producers' records; detect loss, change and duplicates.
 
-The public names, each loaded when first touched.
+The public names are imported lazily, on first access.
 """
 
 from __future__ import annotations

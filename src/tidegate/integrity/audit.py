@@ -2,10 +2,10 @@
 
 Folders and topics
 ------------------
-The whole audit of a topic or folder: one pass here, or ranges spread over processes or a Spark cluster.
+The audit of a topic or folder: in one pass in this process, or in ranges over processes or a Spark cluster.
 
-Owns what is looked at, how it is cut, and the order of steps; reading is `range_audit`'s, the workers are a `Runner`'s.
-Both ways give the same `FullReport`, down to the last finding (P1 there).
+Owns the choice of partitions, how they are cut, and the order of steps; `partition_audit` reads, a `Runner` provides
+the workers. Both ways give the same `FullReport`, down to the last finding (P1 of `partition_audit`).
 
     audit(where, log=…)                         one pass, in this process
     audit(where, log=…, runner=Processes(4))    the same in ranges
@@ -16,23 +16,24 @@ Thread rule: one thread; a runner's workers are its own business.
 
 Topics of a cluster
 -------------------
-A topic of a Kafka cluster audited through its consumers' door: producers' metadata, and offsets.
+The audit of a topic of a Kafka cluster through the consumer API: producers' metadata, and offsets.
 
-A broker shows records and bounds, and none of its files: segments, indexes, snapshots, seals, producer ids and
-sequences cannot be looked at, and every batch's CRC was checked by the client that fetched it, which stops at a wrong
-one. The report says so (`NOT_SHOWN`). Offsets of transaction markers and of what compaction removed are not handed
-out, so a skipped offset proves nothing here.
+A broker returns records and offset bounds, but not its files: segments, indexes, snapshots, seals, producer ids and
+sequences cannot be checked. The client checks the CRC of every batch it fetches and stops at a wrong one. The report
+states this (`NOT_SHOWN`). Offsets of transaction markers and of compacted records are not returned, so a skipped offset
+proves nothing here.
 
-The ranges of a partition are offsets; otherwise all is as in `range_audit`, and the same for any number of workers.
+The ranges of a partition are offset ranges; the rest is as in `partition_audit`, and the report is the same for any
+number of workers.
 
 Thread rule: values and pure functions around a reader.
 
 Processes
 ---------
-Work done by other processes of this machine: a `Runner` for audits where there is no Spark.
+A `Runner` with worker processes on this machine, for audits without Spark.
 
-A process is started once for each worker and takes one item after the other; results come as they are ready. What a
-worker raises is raised here, and no further item begins.
+One process is started per worker and takes one item after the other; results are returned as they are ready. An error
+of a worker is raised here, and no further item is started.
 
 Thread rule: one thread.
 """
@@ -92,12 +93,12 @@ Result = TypeVar("Result")
 
 
 class Runner(Protocol):
-    """Somebody who has work done elsewhere; functions and items must be such as can be sent there."""
+    """Runs functions in other processes; functions and items must be picklable."""
 
     workers: int
 
     def run(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """The results as they come, in any order; raises what a worker raised."""
+        """Yield the results as they are ready, in any order; raises a worker's error."""
         ...
 
 
@@ -115,7 +116,7 @@ class FullReport:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How partitions are cut: by size for so many workers, or (`cuts`) at given bytes, by log segment file."""
+    """How partitions are cut: by size for a number of workers, or (`cuts`) at given bytes per log segment file."""
 
     workers: int = 1
     smallest: int = SMALLEST_RANGE
@@ -136,7 +137,7 @@ def audit(
 ) -> FullReport:
     """Audit a partition folder, a log folder, or a topic of the log at `log`.
 
-    A `report` handed in is filled partition by partition, so that an interrupted audit is worth something, too.
+    A `report` argument is filled partition by partition, so that an interrupted audit leaves partial results.
     """
     files = files if files is not None else Files()
     now_ms = SystemClock().now_ms() if now_ms is None else now_ms
@@ -165,7 +166,7 @@ def audit_here(
     now_ms: int,
     progress: Progress | None,
 ) -> None:
-    """One partition, each record read once unless the files are damaged (P2 of `range_audit`)."""
+    """One partition, each record read once unless the files are damaged (P2 of `partition_audit`)."""
     partition = PartitionReport(target)
     report.native.partitions.append(partition)
     audit: PartitionAudit | None = None
@@ -217,7 +218,7 @@ def plan_partition(
     deep: bool,
     now_ms: int,
 ) -> PartitionPlan:
-    """The ranges of one partition, about `chunk` bytes each; a compacted one is looked at as a whole."""
+    """Plan the ranges of one partition, about `chunk` bytes each; a compacted one is read as a whole."""
     audit, rules, first, end = None, None, 0, 0
     if deep:
         audit, rules, first, end = plan_metadata(target, files=files)
@@ -279,7 +280,7 @@ def _audit_elsewhere(
 ) -> None:
     outcomes: dict[tuple[int, int], RangeOutcome] = {}
     tasks = [task for plan in plans for task in plan.tasks]
-    # What takes longest begins first, so that all workers end together: first ranges are judged, which others are not.
+    # Longest first, so that all workers end together: first ranges are validated, which takes longer than a summary.
     tasks.sort(key=lambda task: (not task.judges, -task.size_bytes))
     for outcome in runner.run(audit_range, tasks):
         outcomes[outcome.place] = outcome
@@ -330,7 +331,7 @@ SMALLEST_BROKER_RANGE: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class BrokerTask:
-    """A range of one partition, and how it is judged. Travels."""
+    """A range of one partition and its validation settings; picklable."""
 
     place: tuple[int, int]
     order: ReadOrder
@@ -344,7 +345,7 @@ class BrokerTask:
         )
 
     def read(self, tap: JudgingTap | SummingTap) -> int:
-        """How many records `tap` was given."""
+        """Read the range into `tap`; returns the number of records."""
         records = 0
         for batch in self.order.batches():
             tap.take(batch)
@@ -393,7 +394,7 @@ def audit_broker_partition(
     now_ms: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Judge one partition of an open cluster in one pass, and fill `audit` as it goes."""
+    """Validate one partition of an open cluster in one pass, filling `audit` on the way."""
     number = audit.partition
     first, end = log.bounds(audit.topic, [number])[number]
     tolerance, audit.compaction = tolerance_by_settings(log.describe(audit.topic).config)
@@ -415,7 +416,7 @@ def _everywhere(path: Path, _offset: int) -> Path:
 
 
 def audit_broker_range(task: BrokerTask) -> RangeOutcome:
-    """Look at a range."""
+    """Read and summarise, or validate, a range."""
     outcome = RangeOutcome(task.place)
     if task.place[1] == 0:
         tap = task.tap(deepcopy(task.audit))
@@ -476,7 +477,7 @@ def _fold_broker_ranges(plan: Sequence[BrokerTask], outcomes: Sequence[RangeOutc
 
 
 class Processes:
-    """So many processes, which end with `close`."""
+    """A `Runner` with a fixed number of worker processes, which end with `close`."""
 
     def __init__(self, workers: int) -> None:
         if not 1 <= workers <= 1024:
@@ -492,7 +493,7 @@ class Processes:
         self.close()
 
     def run(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """The results as they come."""
+        """Yield the results as they are ready."""
         futures = [self._pool.submit(work, item) for item in items]
         try:
             for future in as_completed(futures):
@@ -506,5 +507,5 @@ class Processes:
                 future.cancel()
 
     def close(self) -> None:
-        """Wait for what is running, start nothing more."""
+        """Wait for running items and start no further ones."""
         self._pool.shutdown(cancel_futures=True)

@@ -1,26 +1,26 @@
-"""Certificates: a small document that says which records a log held, and the check against a log.
+"""Certificates: a small document that states which records a log held, and its check against a log.
 
 Certificates
 ------------
-Certificates: a small document that says what was read, and a check that the log still says so.
+A document with digests of the records that were read, and the check that a log still has them.
 
-Owns the document (its layout is in `docs/reference/certificates.md`, byte by byte), its canonical form and digest, and
-the check against a log. Where ranges come from (a topic, a round of an app, a version of a table) is the caller's.
+Owns the document (`docs/reference/certificates.md` has its layout), its canonical form and digest, and the check
+against a log. The caller chooses the ranges: of a topic, a round of an app, or a version of a table.
 
-Every partition's range is cut into blocks at multiples of `block` offsets, each with its own digest (`digests`): a
-check names the blocks that differ, and goes on checking those that are left when the head has aged out.
+Every partition's range is cut into blocks at multiples of `block` offsets, each with its own digest (`digests`). A
+check names the blocks that differ, and still checks the remaining blocks when the head has aged out.
 
 C1  the canonical form is JSON with sorted keys, no spaces, ASCII only and no fractions; `digest` is SHA-256 of it, with
-    the members `digest` and `signature` left out. A document whose digest is another is refused.
+    the members `digest` and `signature` left out. A document with another digest is refused.
 C2  a check never calls a block proven that it did not read whole.
 
 Thread rule: values and pure functions around readers.
 
 Certificates of topics
 ----------------------
-The certificate of a topic: audited first, so that it says what was found, then digested.
+The certificate of a topic: an audit first, whose result it includes, then the digests.
 
-Thread rule: one thread; a runner's workers are its own business.
+Thread rule: one thread; a runner manages its own workers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RangeDigest:
 
 
 def digest_range(block: int, order: ReadOrder) -> RangeDigest:
-    """Read a range; runs in any process."""
+    """Read a range and return its digests; runs in any process."""
     found = RangeDigest(order.partition, order.number)
     for batch in order.batches():
         offsets = batch.column("offset").to_numpy()
@@ -86,7 +86,7 @@ def digest_range(block: int, order: ReadOrder) -> RangeDigest:
 def digest_topic(
     source: TopicAt, extents: Extents, block: int, runner: Runner | None = None
 ) -> dict[int, RangeDigest]:
-    """Every partition's blocks and runs, over the offsets asked for."""
+    """The blocks and runs of every partition, over the given offsets."""
     pieces = 1 if runner is None else 4 * runner.workers
     orders = cut(source, extents, pieces, smallest=_SMALLEST_RANGE, align=block)
     work = partial(digest_range, block)
@@ -198,7 +198,7 @@ def canonical(document: Mapping[str, Any]) -> bytes:
 
 
 def parse_certificate(text: str | bytes, *, key: bytes | None = None) -> dict[str, Any]:
-    """A certificate as it was made; `InvalidError` for anything else (C1), and for a signature of another key."""
+    """Parse a certificate; raises `InvalidError` if it was changed (C1) or signed with another key."""
     try:
         document = json.loads(text)
         known = isinstance(document, dict) and document.get("format") == FORMAT
@@ -251,7 +251,7 @@ def _release() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Offsets from `first` up to `next` that are not what was certified."""
+    """Offsets from `first` up to `next` whose records differ from the certificate."""
 
     partition: int
     first: int
@@ -263,7 +263,7 @@ class Changed:
 
 @dataclass(slots=True)
 class Checked:
-    """What a check found; counts are records of the certificate."""
+    """The result of a check; counts are records of the certificate."""
 
     topic: str
     records: int = 0
@@ -298,7 +298,7 @@ def check_certificate(
     client: Mapping[str, str] | None = None,
     runner: Runner | None = None,
 ) -> list[Checked]:
-    """Read the log at `url` again and compare, topic by topic."""
+    """Read the log at `url` and compare it with the certificate; returns one result per topic."""
     topics: dict[str, list[Mapping[str, Any]]] = {}
     for each in document["ranges"]:
         topics.setdefault(each["topic"], []).append(each)
@@ -362,7 +362,7 @@ def certify_topic(
     base: str | None = None,
     key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Audit a topic and certify all of it that can be read now."""
+    """Audit a topic and return the certificate of all records that can be read now."""
     source = TopicAt(url, topic, client or {})
     if is_kafka(url):
         full = audit_broker(url, topic, client=client, now_ms=now_ms, runner=runner)
@@ -392,7 +392,7 @@ def certify_topic(
 
 
 def tolerated_of(metadata: AuditReport) -> list[dict[str, Any]]:
-    """Gaps that are no fault, and why."""
+    """The tolerated gaps, with the reason."""
     return [
         {"topic": each.topic, "partition": each.partition, **gaps.as_dict()}
         for each in metadata.partitions
@@ -401,7 +401,7 @@ def tolerated_of(metadata: AuditReport) -> list[dict[str, Any]]:
 
 
 def faults_of(metadata: AuditReport) -> list[dict[str, Any]]:
-    """Verdicts that are faults, by partition and producer."""
+    """The faults, by partition and producer."""
     return [
         {
             "kind": verdict.label,

@@ -1,15 +1,15 @@
-"""The integrity metadata of whole Arrow batches: read, check-summed and written.
+"""Read, check and write the integrity metadata of whole Arrow batches.
 
 Reading metadata
 ----------------
-The metadata of whole Arrow batches: a headers column into one row per record.
+Convert a headers column into one metadata row per record.
 
-Owns the vector form of reading `header`; writing is `stamping`'s. `read_columns(batch.column("headers"))` gives
-`IntegrityColumns`, whose structured rows the validating kernel takes as they are. Nothing raises for what a
-header says: a record without `div` is UNMANAGED; one is MALFORMED when
+Owns the vectorised decoding of `header`. `read_columns(batch.column("headers"))` returns `IntegrityColumns`, whose
+structured rows are the input of the validating kernel. Header contents never raise: a record without `div` is
+UNMANAGED; one is MALFORMED when
 
 - it has several `div` headers, or one that is null, not 40 bytes, or of another version;
-- its chain or sequence is negative, or it is no control record and yet names a control type;
+- its chain or sequence is negative, or it names a control type without being a control record;
 - it starts or ends a chain or a push and its `divc` is missing, repeated, of another version or length, or
   names an unknown checksum type.
 
@@ -19,37 +19,36 @@ Thread rule: values and pure functions; the kernels run without the interpreter 
 
 Checksums
 ---------
-What a record's checksum covers.
+What the checksums of records and chains cover.
 
 A record's checksum is the CRC-32 (IEEE, zlib's) of (ints are big-endian, a null key has length -1):
 
     kind i32 | key length i32 | key | schema i32, 0 | value      without schema and value if the value is null
 
-of a control record, whose key ends in a nonce that is left out, followed by the rest of it, so that no byte
-of a control record can change unseen:
+For a control record the nonce at the end of the key is left out, and the rest of the record follows, so that a change
+of any byte is detected:
 
     control type i32 | flags i32 | producer's clock i64 | `divc` length i32, -1 none | `divc`
 
-of a data record whose flags say *headers only* (see `header`) followed by
+For a data record whose flags say *headers only* (see `header`) there follows
 
     flags i32 | producer's clock i64
 
-`kind` is the one the header claims, so that a changed kind is a wrong checksum. Left out are the producer's
-numbering, which the sequence rules guard, and the nonce, because attempts that share a GUID differ in it alone
-and must sum up alike.
+`kind` is the one in the header, so that a changed kind is a wrong checksum. Not covered are the producer's numbering,
+which the sequence rules check, and the nonce, because attempts that share a GUID differ only in it and must have equal
+checksums.
 
-A chain's checksum is the sum of its records', its end left out, modulo 2^64: by ADHASH2 of the checksums
-above, by ADHASH of `field_sum`s, which cannot see two values that changed places; NONE is always 0.
+A chain's checksum is the sum over its records without the end, modulo 2^64: of the checksums above (ADHASH2), or of
+`field_sum`s (ADHASH), which cannot detect that two values were exchanged. NONE is always 0.
 
 Thread rule: pure functions; the kernels run without the interpreter lock.
 
 Writing metadata
 ----------------
-Fresh metadata on whole Arrow columns: a headers column for rows that go out.
+Build a headers column with new metadata for the rows a sender writes.
 
-Owns the vector form of writing `header`: one kernel numbers, check-sums and writes 40 bytes per row; headers
-the rows came with stay in front of `div`, a `div` or `divc` among them is replaced. Which numbers rows get
-is `chains`'.
+Owns the vectorised encoding of `header`: one kernel numbers, check-sums and writes 40 bytes per row. Existing headers
+of the rows stay in front of `div`; an existing `div` or `divc` is replaced. `sender.Chains` assigns the numbers.
 
 Thread rule: pure functions; the kernels run without the interpreter lock.
 """
@@ -101,7 +100,7 @@ _NO_TIMESTAMPS: Final = pa.array([], pa.int64())
 
 @dataclass(frozen=True, slots=True)
 class IntegrityColumns:
-    """The metadata of a batch's records, in their order; where a record is not MANAGED only `state` counts."""
+    """The metadata of a batch's records, in batch order; where a record is not MANAGED only `state` is valid."""
 
     rows: NDArray[Any]
     """Of `STAMP_ROW`, contiguous: what kernels take. `payload` is the place of `divc` among all the headers
@@ -111,7 +110,7 @@ class IntegrityColumns:
         return len(self.rows)
 
     def __getitem__(self, chosen: slice | NDArray[Any]) -> IntegrityColumns:
-        """Some of the records; a slice shares memory."""
+        """The chosen records; a slice shares memory."""
         return IntegrityColumns(self.rows[chosen])
 
     @property
@@ -157,7 +156,7 @@ class IntegrityColumns:
 
     @property
     def is_control(self) -> NDArray[np.bool_]:
-        """The records that are Tidegate's own, heartbeats among them: consumers leave them out."""
+        """Mask of Tidegate's own records, heartbeats included, which consumers skip."""
         chosen: NDArray[np.bool_] = (self.state == MANAGED) & (self.kind == RecordKind.CONTROL)
         return chosen
 
@@ -167,12 +166,12 @@ class IntegrityColumns:
         return chosen
 
     def guid(self, row: int) -> bytes:
-        """The producer of one record."""
+        """The producer GUID of one record."""
         found = self.rows[row]
         return int(found["guid_high"]).to_bytes(8, "big") + int(found["guid_low"]).to_bytes(8, "big")
 
     def stamp(self, row: int) -> Stamp:
-        """One record's metadata as the scalar twin takes it."""
+        """One record's metadata as a `Stamp`."""
         found = self.rows[row]
         return Stamp(
             kind=int(found["kind"]),
@@ -190,7 +189,7 @@ class IntegrityColumns:
 
 
 def read_columns(headers: pa.ListArray | pa.ChunkedArray) -> IntegrityColumns:
-    """The metadata in a headers column."""
+    """Decode the metadata of a headers column."""
     column = single(headers)
     rows = np.zeros(len(column), STAMP_ROW)
     if len(column):
@@ -199,7 +198,7 @@ def read_columns(headers: pa.ListArray | pa.ChunkedArray) -> IntegrityColumns:
 
 
 def control_payload(headers: pa.ListArray | pa.ChunkedArray, row: int) -> bytes | None:
-    """The `divc` bytes of one record, None without: where an end of push has its manifest."""
+    """The `divc` bytes of one record, None without one; an end of push stores its manifest there."""
     for header in headers[row].as_py() or ():
         if header["key"] == CONTROL_HEADER_KEY:
             payload: bytes | None = header["value"]
@@ -208,7 +207,7 @@ def control_payload(headers: pa.ListArray | pa.ChunkedArray, row: int) -> bytes 
 
 
 def without_control(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records of a batch that are not Tidegate's own: what a consumer wants to see."""
+    """The records of a batch without Tidegate's own control records."""
     mask = read_columns(batch.column("headers")).is_control
     return batch.filter(pa.array(~mask)) if mask.any() else batch
 
@@ -219,7 +218,7 @@ def source_of(
     value: pa.Array = _NO_BINARY,
     headers: pa.Array | None = None,
 ) -> RecordSource:
-    """The buffers of some columns of records, for the kernels of this room."""
+    """The buffers of the record columns as kernels take them."""
     return record_source(RecordColumns(key, value, _NO_TIMESTAMPS, headers), NO_DELTAS, None)
 
 
@@ -238,12 +237,12 @@ def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """The log's time of each record, -1 without."""
+    """The log timestamp of each record, -1 without one."""
     return int64s(batch, "timestamp")
 
 
 def int64s(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
-    """A column as numbers; a null timestamp is -1."""
+    """A column as an int64 array; a null timestamp is -1."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         if column.type.unit != "ms":
@@ -279,7 +278,7 @@ def control_checksum(stamp: Stamp, key: bytes | None, value: bytes | None, paylo
 
 
 def checksum_of(stamp: Stamp, key: bytes | None, value: bytes | None, payload: bytes | None) -> int:
-    """The checksum a record with this stamp should have, whatever its kind."""
+    """The checksum a record with this stamp should have, for any kind."""
     if stamp.kind == RecordKind.CONTROL:
         return control_checksum(stamp, key, value, payload)
     if stamp.is_headers_only:
@@ -289,7 +288,7 @@ def checksum_of(stamp: Stamp, key: bytes | None, value: bytes | None, payload: b
 
 
 def field_sum(stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
-    """ADHASH's summand of one record: the sum of one CRC per field."""
+    """The ADHASH summand of one record: the sum of one CRC per field."""
     kind = zlib.crc32(_INT.pack(stamp.kind))
     if stamp.kind == RecordKind.CONTROL:
         return kind + zlib.crc32(_INT.pack(stamp.control))
@@ -298,7 +297,7 @@ def field_sum(stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
 
 
 def summand(checksum_type: int, stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
-    """What one record, not a chain's end, adds to its chain's checksum."""
+    """The contribution of one record, other than an end of chain, to its chain's checksum."""
     if checksum_type == ChecksumType.ADHASH2:
         return stamp.crc
     return field_sum(stamp, key, value) if checksum_type == ChecksumType.ADHASH else 0
@@ -309,8 +308,8 @@ def computed_checksums(
 ) -> NDArray[np.uint32]:
     """The checksum each record should have, 0 where it is not managed; compare with `columns.crc`.
 
-    With `payloads=False` only control records are computed and the others answer what their header says: the
-    cheap mode, which reads no key and no value.
+    With `payloads=False` only control records are computed; for data records the checksum of the header is returned,
+    and no key and no value is read.
     """
     computed = np.empty(len(columns), np.uint32)
     if len(columns):
@@ -322,7 +321,7 @@ def computed_checksums(
 
 
 def computed_field_sums(batch: pa.RecordBatch, columns: IntegrityColumns) -> NDArray[np.uint64]:
-    """ADHASH's summand of each record, 0 where it is not managed."""
+    """The ADHASH summand of each record, 0 where it is not managed."""
     sums = np.empty(len(columns), np.uint64)
     if len(columns):
         _require_own(batch, columns, 2**31)
@@ -331,7 +330,7 @@ def computed_field_sums(batch: pa.RecordBatch, columns: IntegrityColumns) -> NDA
 
 
 def _require_own(batch: pa.RecordBatch, columns: IntegrityColumns, entries: int) -> None:
-    """Kernels do not look where they step: the rows must have been read from this batch."""
+    """Raise unless the rows were read from this batch: kernels do not check bounds."""
     if batch.num_rows != len(columns) or int(columns.rows["payload"].max()) >= entries:
         raise InvalidError("the metadata was read from another batch; call read_columns on this one")
 
@@ -354,7 +353,7 @@ _NAME: Final = np.frombuffer(HEADER_KEY.encode(), np.uint8)
 
 
 class Stamped(NamedTuple):
-    """What became of some rows: the headers of those before `stop`, and what they add to their chain."""
+    """Result of `stamp_rows`: the headers of the rows before `stop`, and their contribution to their chain."""
 
     stop: int
     headers: pa.ListArray
@@ -386,7 +385,7 @@ def stamp_rows(
 
 
 def control_row(stamp: Stamp, *, nonce: int, payload: bytes | None, log_time_ms: int) -> RecordColumns:
-    """One control record as it goes out; the stamp has its checksum."""
+    """One control record ready to write; its stamp includes the checksum."""
     headers = [{"key": HEADER_KEY, "value": stamp.to_bytes()}]
     if payload is not None:
         headers.append({"key": CONTROL_HEADER_KEY, "value": payload})
@@ -399,7 +398,7 @@ def control_row(stamp: Stamp, *, nonce: int, payload: bytes | None, log_time_ms:
 
 
 def with_header(row: RecordColumns, name: str, value: bytes) -> RecordColumns:
-    """One control record with a header more, behind its own."""
+    """The control record with one more header at the end."""
     headers = [] if row.headers is None else row.headers.to_pylist()[0]
     return replace(row, headers=pa.array([[*headers, {"key": name, "value": value}]], HEADERS_TYPE))
 
@@ -410,7 +409,7 @@ def control_key(stamp: Stamp, nonce: int) -> bytes:
 
 
 def joined(pieces: list[RecordColumns]) -> RecordColumns:
-    """Several pieces as one, copied."""
+    """Concatenate the pieces into one copy."""
     headers = [piece.headers for piece in pieces]
     return RecordColumns(
         key=pa.concat_arrays([piece.key for piece in pieces]),
@@ -490,5 +489,5 @@ def _name_block(rows: int) -> NDArray[np.uint8]:
 
 
 def _memory(length: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """From Arrow's pool, whose pages are reused."""
+    """An array allocated from Arrow's memory pool, which reuses pages."""
     return np.frombuffer(pa.allocate_buffer(length * np.dtype(dtype).itemsize), dtype)

@@ -2,13 +2,13 @@
 
 Differences
 -----------
-How two lists of records differ, told record by record.
+The record-by-record difference of two lists of records.
 
-Both lists hold the same stretch of two topics. Equal records are matched first with first, second with second. Of the
-rest:
+Both lists hold the same stretch of two topics. The n-th of several equal records on one side is matched with the n-th
+on the other. The remaining records are
 
-    moved      on both sides, but elsewhere: out of order, in another stretch, or in another partition
-    duplicate  on side B once more than on side A
+    moved      on both sides, but at different places: out of order, in another stretch, or in another partition
+    duplicate  more often on side B than on side A
     missing    on side A, and not (or not so often) on side B
     extra      on side B, and not on side A
     changed    a missing and an extra record with the same key, the first with the first of that key
@@ -17,26 +17,27 @@ Thread rule: values and pure functions.
 
 Comparison
 ----------
-Two topics compared by what their records hold: proven equal, or the ranges that differ and how.
+Compare the record contents of two topics: they are proven equal, or the differing ranges are returned.
 
-Offsets differ between a topic and its mirror (transaction markers and compacted records take some), so they do not
-count. The rule: **partition by partition, the records of both sides in order**; a record is its key, value, headers
-and, where asked, timestamp (`digests`, without offsets).
+Offsets differ between a topic and its mirror (transaction markers and compacted records occupy offsets), so they are
+ignored. The rule: **partition by partition, the records of both sides in order**. Compared are key, value, headers
+and, on request, timestamp (`digests`, without offsets).
 
-First both sides are read once, in ranges, by any number of workers. A range is cut into *blocks* where a record's hash
-says so (its lowest ten bits are 0), so that blocks on both sides fall into step again behind a difference. A block is
-its number of records, the sum of their hashes, and their sum weighted by place; equal blocks are equal records in
-equal order. Where blocks differ, the records between the last equal block and the next, a *stretch*, are read again and
-compared one by one (`differences`).
+First both sides are read once, in ranges, by any number of workers. A range is cut into *blocks* by content, after each
+record whose hash ends in ten zero bits, so that the blocks of both sides align again after a difference. A block is
+described by its number of records, the sum of their hashes, and their sum weighted by position; equal blocks are equal
+records in equal order. Where blocks differ, the records between the last equal block and the next, a *stretch*, are
+read again and compared one by one.
 
-Topics with different numbers of partitions are compared by key: records fall into `BUCKETS` by their key's hash,
-wherever they lie, and order is not compared.
+Topics with different numbers of partitions are compared by key: records of all partitions are grouped into `BUCKETS` by
+their key's hash, and order is not compared.
 
 B1  blocks do not depend on where ranges were cut: the open ends of two neighbours are joined.
 B2  equal means: the same number of blocks, equal one by one. Hashes have 64 bits, sums of them are kept twice.
-B3  whether two topics are equal is decided by the first read alone. A stretch that is not what was read first is told
-    as changed meanwhile; it differs all the same.
-B4  memory is bounded: a stretch of more than `MOST_RECORDS` is told as a range, and behind `MOST_DIFFERENCES` all are.
+B3  the first read alone decides whether two topics are equal. A stretch whose content changed before the second read is
+    reported as changed meanwhile; it still differs.
+B4  memory is bounded: a stretch of more than `MOST_RECORDS` is reported as a range only, and so are all stretches
+    after `MOST_DIFFERENCES`.
 
 Thread rule: values and pure functions around readers.
 """
@@ -66,7 +67,7 @@ LONGEST_KEY: Final = 60
 
 
 class Kind(Enum):
-    """What became of a record."""
+    """The kind of a difference."""
 
     CHANGED = "changed"
     MISSING = "missing"
@@ -77,7 +78,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One record: its offset on each side, None where it is not there."""
+    """One differing record: its offset on each side, None where it is missing."""
 
     kind: Kind
     partition: int
@@ -102,7 +103,7 @@ class Difference:
 
 
 class Side(NamedTuple):
-    """Records of one topic as numbers, in order; keys are shortened for people."""
+    """Hashes and offsets of one topic's records, in order; keys are shortened for display."""
 
     hashes: NDArray[np.uint64]
     key_hashes: NDArray[np.uint64]
@@ -119,7 +120,7 @@ class Side(NamedTuple):
         *,
         buckets: tuple[int, NDArray[np.int64]] | None = None,
     ) -> Side:
-        """All records, or those whose keys fall into some of so many `buckets`."""
+        """Read all records, or those whose keys fall into the chosen `buckets`."""
         read = []
         for batch in batches:
             hashes, keys = hashes_of(batch, parts), hashes_of(batch, Parts.KEY)
@@ -159,13 +160,13 @@ def classify(a: Side, b: Side) -> list[Difference]:
 
 
 def unordered(a: Side, b: Side) -> list[Difference]:
-    """The differences of two sets of records, wherever they lie."""
+    """The differences of two sets of records, at any position."""
     _, only_a, only_b = _matched(a, b)
     return sorted(_unmatched(a, b, only_a, only_b), key=_place)
 
 
 def pair_moved(found: Sequence[Difference]) -> list[Difference]:
-    """Records missing in one place and extra in another are one record that moved."""
+    """Turn pairs of a missing and an equal extra record into moved records."""
     extra: dict[int, list[int]] = {}
     for number, each in enumerate(found):
         if each.kind in (Kind.EXTRA, Kind.DUPLICATE):
@@ -188,7 +189,7 @@ def _place(difference: Difference) -> tuple[int, int, int]:
 
 
 def _matched(a: Side, b: Side) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of equal records, the n-th with the n-th (two columns, by A's row); and the rows left on each side."""
+    """Match equal records, the n-th with the n-th: their rows (A's ascending), and the unmatched rows of each side."""
     left, right = _numbered(a.hashes), _numbered(b.hashes)
     _, rows_a, rows_b = np.intersect1d(left, right, assume_unique=True, return_indices=True)
     order = np.argsort(rows_a)
@@ -199,7 +200,7 @@ def _matched(a: Side, b: Side) -> tuple[NDArray[np.int64], NDArray[np.int64], ND
 
 
 def _numbered(hashes: NDArray[np.uint64]) -> NDArray[Any]:
-    """Each hash with how many equal ones stand before it: no two are the same."""
+    """Pair each hash with the number of equal ones before it, so that all pairs are distinct."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))[: len(ordered)]
@@ -264,7 +265,7 @@ def _unmatched(a: Side, b: Side, only_a: NDArray[np.int64], only_b: NDArray[np.i
 
 
 def longest_rising(numbers: Sequence[int]) -> list[int]:
-    """The places of a longest rising subsequence."""
+    """The indices of a longest increasing subsequence."""
     tails: list[int] = []
     places: list[int] = []
     before: list[int] = []
@@ -301,7 +302,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Blocks:
-    """The blocks of one range; `is_open`: the last one goes on in the next range."""
+    """The blocks of one range; `is_open`: the last one continues in the next range."""
 
     side: int
     partition: int
@@ -312,9 +313,9 @@ class Blocks:
 
 @dataclass(slots=True)
 class PartitionComparison:
-    """One partition: how many records each side has, and what differs. Examples are few.
+    """The result for one partition: records per side, counts of differences, and a few examples.
 
-    Counts are complete unless some stretches are `untold`, or `changed` while they were compared.
+    Counts are complete unless some stretches are `untold` (too long), or `changed` while they were compared.
     """
 
     partition: int | None
@@ -350,7 +351,7 @@ class PartitionComparison:
 
 @dataclass(slots=True)
 class Comparison:
-    """Two topics; `by` is `partition` or `key`."""
+    """The result of comparing two topics; `by` is `partition` or `key`."""
 
     by: str
     partitions: list[PartitionComparison] = field(default_factory=list)
@@ -457,7 +458,7 @@ def _cut_blocks(hashes: NDArray[np.uint64], offsets: NDArray[np.int64]) -> tuple
 
 
 def _joined(left: Any, right: Any) -> Any:
-    """Two pieces of one block (B1)."""
+    """Join two pieces of one block (B1)."""
     row = np.zeros(1, BLOCK)[0]
     row["records"] = left["records"] + right["records"]
     with np.errstate(over="ignore"):
@@ -511,7 +512,7 @@ def differing(a: NDArray[Any], b: NDArray[Any]) -> list[tuple[slice, slice]]:
 
 
 def _anchors(left: list[Any], right: list[Any], head: int, tail: int) -> list[tuple[int, int]]:
-    """Blocks that are on both sides exactly once, as many as stand in the same order."""
+    """Pairs of equal blocks that occur once on each side, reduced to the longest common order."""
     counts = Counter(left[head : len(left) - tail]), Counter(right[head : len(right) - tail])
     place = {block: at for at, block in enumerate(right) if head <= at < len(right) - tail}
     pairs = [
@@ -527,7 +528,7 @@ def _anchors(left: list[Any], right: list[Any], head: int, tail: int) -> list[tu
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Records of one partition between equal blocks: offsets from, up to, on both sides, and digests. Travels."""
+    """Records of one partition between equal blocks: offset ranges of both sides, and digests; picklable."""
 
     partition: int
     topics: tuple[TopicAt, TopicAt]
@@ -538,7 +539,7 @@ class Stretch:
 
 
 class Explained(NamedTuple):
-    """What a second look at a stretch gave; `differences` is None where it is too long for one."""
+    """The result of reading a stretch again; `differences` is None where it is too long to compare."""
 
     stretch: Stretch
     differences: list[Difference] | None

@@ -1,47 +1,48 @@
-"""Control records beside data: start and end of push, heartbeats, leadership stamps, topic switches.
+"""Control records: start and end of push, heartbeats, leadership stamps, topic switches.
 
 Pushes and heartbeats
 ---------------------
-The life of a bulk load in its topic: start of push, the tasks' senders, end of push; and heartbeats.
+The control records of a bulk load (start of push, the tasks' chains, end of push), and heartbeats.
 
 In one partition a push reads
 
     start of chain, start of push (the driver's sender) | start, data, end (each task's) | end of push, end
 
-Owns the driver's records, and the identity and settings of senders whose every attempt sends the same rows in
-the same order. What the records mean to a receiver is `policy`'s.
+Owns the driver's records, and the GUID and settings of senders whose attempts all send the same rows in the same
+order. How a receiver handles these records is decided in `validator`.
 
-A *sorted* task shares its GUID with its other attempts, so that repeats are duplicates; a nonce per attempt in
-the control records' keys keeps compaction from taking one attempt's start for another's. All that is in a
-header must then be the same too: the driver hands out one time for all attempts, and chains do not end by time.
-Tasks whose order may differ get a GUID per attempt, which is what a plain `Sender` does.
+All attempts of a *sorted* task share one GUID, so that repeats are duplicates; a nonce per attempt in the control
+records' keys keeps compaction from treating the starts of two attempts as one key. Header contents must then be equal
+too: the driver sets one time for all attempts, and chains do not end by time. Tasks whose order may differ get a GUID
+per attempt, as a plain `Sender` does.
 
 Leadership of hybrid tables
 ---------------------------
-What the leader of a hybrid partition writes beside data: who leads, from where it reads, whence each record came.
+Control records and headers that the leader of a hybrid partition writes: the leader's epoch, where it reads, and the
+upstream offset of each record.
 
-Owns three layouts; what receivers conclude from them is `tables.replicas`'. All numbers are big-endian.
+Owns three layouts; `tables.hybrid.replica` interprets them. All numbers are big-endian.
 
-*Leadership stamp*: says that from here on one leader's records count. Like a heartbeat it is outside all numbering, a
-start of chain with the heartbeat flag, by a well-known producer; what it says stands in its key, which its checksum
-covers and which is unique, so that no compaction takes one stamp for another:
+*Leadership stamp*: from this record on, only the records of this leader are valid. Like a heartbeat it is not numbered:
+a start of chain with the heartbeat flag, by a well-known producer. Its content is in its key, which its checksum covers
+and which is unique, so that compaction keeps every stamp:
 
     00 "DIV" 00 | GUID of the leader's sender, 16 bytes | epoch >> 31, i32 | epoch & 2^31-1, i32 | nonce u32
 
-*Topic switch*: a control record of the leader's own chain. The first one says where reading the live topic begins; a
-later one says how far it went, and with which validation state, so that the next leader need not read it all again. Its
-`divc`:
+*Topic switch*: a control record of the leader's own chain. The first one gives the offset where reading the live topic
+begins; a later one gives the offset reached and the validation state there, so that the next leader resumes from it.
+Its `divc`:
 
     u8 version, 1 | i64 time rewound to, ms | i64 next offset of the live topic | u16 length, topic in UTF-8
-    then the live topic's validation state at that offset as `checkpoint` writes it, or nothing: none seen yet
+    then the live topic's validation state at that offset (`state.encode_state`), or nothing: none seen yet
 
-A state that is too large for one record is cut into parts, one record each, one after the other. Version 2 is version 1
-with `u8 length, id of the topic | u64 generation | u32 part, from 0 on | u32 parts` behind the topic; the state is that
-of the parts joined. Parts of one state share a generation, which no other state of the partition has. A state counts
-when all its parts came. Version 1 is written where there is one part and the topic has no id.
+A state that is too large for one record is split into parts, one record each, in order. Version 2 is version 1 with
+`u8 length, id of the topic | u64 generation | u32 part, from 0 on | u32 parts` behind the topic; the state is the
+concatenation of the parts. Parts of one state share a generation, which is unique in the partition. A state is valid
+once all its parts have arrived. Version 1 is written where there is one part and the topic has no id.
 
 *Upstream position*: the header `divu` of every record that a leader copies from the live topic, 8 bytes: the record's
-offset there. Any number of a leader's records that arrived says exactly how far it came.
+offset there. The last one that arrived is the exact position of the leader in the live topic.
 
 Thread rule: values and pure functions, but for `send_leadership`.
 """
@@ -92,7 +93,7 @@ HEARTBEAT_GUID: Final = uuid.uuid5(NAMESPACE, "heartbeat").bytes
 
 
 def stable_guid(name: str, topic: str, partition: int) -> bytes:
-    """The same GUID for the same push or application, topic and partition, on every machine."""
+    """A deterministic GUID for this push or application, topic and partition."""
     return uuid.uuid5(NAMESPACE, f"{name}\0{topic}\0{partition}").bytes
 
 
@@ -106,9 +107,9 @@ def sorted_sender(
     limits: ChainLimits | None = None,
     **settings: Any,
 ) -> Sender:
-    """The sender of one attempt at a task whose rows have one total order.
+    """Create the sender of one attempt at a task whose rows have one total order.
 
-    `push`, `partition`, `started_ms` and `limits` must be the same for all attempts; `attempt` tells them apart.
+    `push`, `partition`, `started_ms` and `limits` must be the same for all attempts; `attempt` distinguishes them.
     """
     bounds = limits if limits is not None else ChainLimits(max_age=0)
     if bounds.age_ms > 0:
@@ -126,14 +127,14 @@ def sorted_sender(
 
 
 class _Call:
-    """A call that, made again after an error, is the same call."""
+    """Identity of a call, so that a call made again after an error counts as its repeat."""
 
 
 class Push:
-    """The driver's side of a bulk load, through a sender of its own.
+    """The driver's side of a bulk load, with its own sender.
 
-    `start()`, then the tasks, then `end(manifests)`; an error in between means no end, and a receiver that waits.
-    Both may be called again, also after an error: what was sent is not sent twice.
+    Call `start()`, then run the tasks, then call `end(manifests)`. After an error in between no end is sent, and the
+    receiver keeps waiting. Both may be called again, also after an error: nothing is sent twice.
     """
 
     def __init__(self, sender: Sender, *, is_sorted: bool = False) -> None:
@@ -144,7 +145,7 @@ class Push:
         self._ended = False
 
     def start(self) -> list[Written]:
-        """Say to every partition that a push begins; returns when that is stored."""
+        """Write a start of push to every partition; returns when they are stored."""
         if self._started:
             return []
         payload = start_of_push_bytes(is_sorted=self.is_sorted)
@@ -157,7 +158,7 @@ class Push:
         return written
 
     def end(self, manifests: Mapping[int, Manifest]) -> list[Written]:
-        """Say to every partition what it must have received; a partition not named must have received nothing."""
+        """Write an end of push to every partition, with its manifest; no manifest means that it received nothing."""
         if self._ended:
             return []
         unknown = set(manifests) - set(range(self.sender.partitions))
@@ -172,7 +173,7 @@ class Push:
 
 
 def send_heartbeat(writer: RecordWriter, partitions: Iterable[int], *, clock: Clock) -> list[Written]:
-    """One record per partition that says somebody is there: outside all numbering, ignored by validators."""
+    """Write one heartbeat per partition; heartbeats are not numbered and validators ignore them."""
     now_ms = clock.now_ms()
     payload = start_of_chain_bytes(ChecksumType.NONE)
     stamp = Stamp(RecordKind.CONTROL, ControlType.START_OF_CHAIN, HEARTBEAT, HEARTBEAT_GUID, 0, 0, now_ms, 0)
@@ -203,17 +204,17 @@ _HALF: Final = 31
 
 
 class Leadership(NamedTuple):
-    """Who leads a partition: the fencing epoch, and the GUID of the sender whose records count."""
+    """The leader of a partition: its fencing epoch, and the GUID of the sender whose records are valid."""
 
     epoch: int
     guid: bytes
 
 
 class TopicSwitch(NamedTuple):
-    """From where a live topic is read, or how far it was, and what was known of its producers there.
+    """The position in a live topic, and the state of its producers there.
 
-    `state` is all of it, or part `part` of `parts`; `generation` tells states apart. Offsets count in the topic with
-    `topic_id`; empty where it is not known.
+    `state` is the whole state, or part `part` of `parts`; `generation` identifies the state. Offsets belong to the
+    topic with `topic_id`, which is empty where unknown.
     """
 
     topic: str
@@ -237,7 +238,7 @@ class TopicSwitch(NamedTuple):
         return head + bytes([len(topic_id)]) + topic_id + place + self.state
 
     def in_parts(self, most: int, generation: int) -> list[TopicSwitch]:
-        """The switches to write, none with more than `most` bytes of state: this one, or its parts in order."""
+        """The switches to write, each with at most `most` bytes of state: this one, or its parts in order."""
         if len(self.state) <= most:
             return [self]
         pieces = [self.state[start : start + most] for start in range(0, len(self.state), most)]
@@ -276,7 +277,7 @@ class TopicSwitch(NamedTuple):
 def send_leadership(
     writer: RecordWriter, partition: int, leadership: Leadership, *, nonce: int, now_ms: int
 ) -> Written:
-    """Write a leadership stamp; where it is. A repeat needs another nonce."""
+    """Write a leadership stamp and return its position. A repeat needs another nonce."""
     outlet = outlet_of(writer)
     written = outlet.prepare([leadership_row(leadership, nonce=nonce, now_ms=now_ms)], partition).append()
     outlet.acknowledge([partition])
@@ -284,7 +285,7 @@ def send_leadership(
 
 
 def leadership_row(leadership: Leadership, *, nonce: int, now_ms: int) -> RecordColumns:
-    """A leadership stamp as it goes out."""
+    """A leadership stamp ready to write."""
     epoch, guid = leadership
     if not 0 < epoch <= LARGEST_EPOCH or len(guid) != 16:
         raise InvalidError(f"epoch {epoch} of a sender with {len(guid)} bytes of GUID: no leadership")
@@ -297,7 +298,7 @@ def leadership_row(leadership: Leadership, *, nonce: int, now_ms: int) -> Record
 
 
 def leadership_stamps(batch: pa.RecordBatch, columns: IntegrityColumns) -> Iterator[tuple[int, Leadership]]:
-    """Row and content of every sound leadership stamp in a batch; a damaged one says nothing."""
+    """Yield row and content of every sound leadership stamp in a batch; damaged ones are skipped."""
     high, low = (int.from_bytes(half, "big") for half in (LEADERSHIP_GUID[:8], LEADERSHIP_GUID[8:]))
     is_stamp = columns.is_heartbeat & (columns.guid_high == high) & (columns.guid_low == low)
     for row in np.flatnonzero(is_stamp).tolist():
@@ -314,7 +315,7 @@ def leadership_stamps(batch: pa.RecordBatch, columns: IntegrityColumns) -> Itera
 
 
 def with_upstream(headers: pa.ListArray, offsets: NDArray[np.int64]) -> pa.ListArray:
-    """A headers column with the upstream position of each record last among its headers, in place of an older one."""
+    """The headers column with each record's upstream position appended; an older position is replaced."""
     column = single(headers)
     rows = len(column)
     entries, parents = column.flatten(), pc.list_parent_indices(column).to_numpy(zero_copy_only=False)

@@ -1,8 +1,8 @@
-"""Digests of records that can be added up in any order, and the ranges of a topic they are read in.
+"""Order-independent digests of records, and the offset ranges of a topic that workers read.
 
 Digests
 -------
-Digests of records that can be added up: of any range, in any order, by any number of workers.
+Additive digests of records: of any range, in any order, by any number of workers.
 
 A record's *canonical bytes* are, ints big-endian and two's complement:
 
@@ -15,19 +15,19 @@ canonical bytes. The digest of a set of records is three numbers, the last two m
     count | sum of h | sum of h times h
 
 so digests of neighbouring ranges add up field by field, and order does not matter; where offsets are among the parts,
-records are tied to their places. This finds loss, change, repetition and damage; XXH64 is no secret and no
-cryptographic hash, so it proves nothing about somebody who forges records on purpose.
+each record is bound to its offset. This detects loss, change, duplication and damage. XXH64 is neither keyed nor
+cryptographic, so a digest gives no protection against deliberate forgery.
 
-Records are those a reader of uncommitted records is given, Tidegate's own control records among them; Kafka's control
-batches are left out.
+The digest covers what a `read_uncommitted` reader returns, Tidegate's own control records included and Kafka's control
+batches excluded.
 
 Thread rule: values and pure functions; the kernels run without the interpreter lock.
 
 Ranges of a topic
 -----------------
-Ranges of a topic read by any number of workers, of a folder or of a cluster: for digests and comparisons.
+Offset ranges of a topic, of a folder or of a cluster, that any number of workers read for digests and comparisons.
 
-Owns the order of a range and how a topic is cut into them; what is made of the records is the caller's.
+Owns `ReadOrder` and how a topic is cut into ranges; the caller processes the records.
 
 Thread rule: values; one reader for each range.
 """
@@ -58,7 +58,7 @@ _MODULO: Final = 2**64
 
 
 class Parts(IntFlag):
-    """What of a record counts."""
+    """The fields of a record that enter its hash."""
 
     OFFSET = kernels.OFFSET
     TIMESTAMP = kernels.TIMESTAMP
@@ -71,7 +71,7 @@ ALL: Final = Parts.OFFSET | Parts.TIMESTAMP | Parts.KEY | Parts.VALUE | Parts.HE
 
 
 class Digest(NamedTuple):
-    """The digest of some records; `Digest()` is of none."""
+    """The digest of a set of records; `Digest()` is that of the empty set."""
 
     records: int = 0
     sum: int = 0
@@ -92,7 +92,7 @@ class Digest(NamedTuple):
 
     @classmethod
     def of(cls, records: int, digits: str) -> Digest:
-        """The inverse; `ValueError` for anything but 32 hexadecimal digits."""
+        """Parse what `hex` returned; raises `ValueError` for anything but 32 hexadecimal digits."""
         if len(digits) != 32 or records < 0:
             raise ValueError(f"{digits!r} is no digest")
         return cls(records, int(digits[:16], 16), int(digits[16:], 16))
@@ -123,7 +123,7 @@ def digest_blocks(hashes: NDArray[np.uint64], edges: NDArray[np.int64]) -> list[
 
 
 def _largest(source: RecordSource) -> int:
-    """Bytes that no record of these exceeds."""
+    """An upper bound of the canonical bytes of one record of `source`."""
     size = kernels.FIXED_BYTES + _longest(source.key) + _longest(source.value)
     if len(source.header_ends):
         entries = np.int64(8) * np.arange(len(source.header_key.ends)) + (
@@ -142,7 +142,7 @@ def _longest(column: BinarySource) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopicAt:
-    """A topic and where it is. Travels."""
+    """A topic and the URL of its log; picklable."""
 
     url: str
     topic: str
@@ -150,7 +150,7 @@ class TopicAt:
     isolation: str = "read_uncommitted"
 
     def extents(self) -> dict[int, tuple[int, int]]:
-        """Each partition's first offset, and the one readers may not reach yet."""
+        """The first offset of each partition, and the end offset for readers (exclusive)."""
         with open_log(self.url, **self._settings()) as log:
             with log.reader(self.topic, isolation=self.isolation) as reader:
                 ends = reader.end_offsets()
@@ -161,13 +161,13 @@ class TopicAt:
         return {number: (starts[number], ends[number]) for number in sorted(ends)}
 
     def compacts(self) -> str:
-        """Why records may leave from between others; empty where they do not."""
+        """The setting under which the topic is compacted; empty where it is not."""
         with open_log(self.url, **self._settings()) as log:
             config = log.describe(self.topic).config
         return f"cleanup.policy={','.join(sorted(config.cleanup_policy))}" if config.compacts else ""
 
     def require(self, extents: Mapping[int, tuple[int, int]], reader: str) -> None:
-        """Refuse offsets that are not all there (any more); `reader` is who read them once."""
+        """Raise `OffsetOutOfRangeError` unless all these offsets are still readable; `reader` names who read them."""
         present = self.extents()
         for partition, (first, end) in extents.items():
             start, stop = present.get(partition, (0, 0))
@@ -181,7 +181,7 @@ class TopicAt:
                 )
 
     def read(self, partition: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """The records of a range."""
+        """Yield the records of a range."""
         if start >= stop:
             return
         with (
@@ -203,7 +203,7 @@ class TopicAt:
 
 @dataclass(frozen=True, slots=True)
 class ReadOrder:
-    """Offsets from `start` up to `stop` of one partition; `number` counts a partition's ranges."""
+    """Offsets from `start` up to `stop` of one partition; `number` is the range's index within the partition."""
 
     source: TopicAt
     partition: int

@@ -2,15 +2,14 @@
 
 What a fault does to the records
 --------------------------------
-What a kind of damage does to the records of one partition, as a plan: nothing is read or written here.
+The plan of a fault in one partition, computed without reading or writing.
 
-Owns the kinds, where each one may strike, and where a reader with a validator sees it. Carrying a plan out is
-`breaking`'s.
+Owns the kinds, where each one can be applied, and where a validating reader detects it. `break_topic` applies a plan.
 
 | kind | does |
 |---|---|
 | drop | removes one data record, or `count` of its producer in a row |
-| repeat | puts a record in again right behind itself, `count` times |
+| repeat | inserts a record again directly after itself, `count` times |
 | flip | changes one bit of a record's value, or of its key where the value is empty |
 | swap | exchanges key and value of two records of one producer; their headers stay |
 | reorder | exchanges two neighbouring records of one producer, headers and all |
@@ -18,27 +17,26 @@ Owns the kinds, where each one may strike, and where a reader with a validator s
 | forget-producer | removes all of a producer's records, or its first `count` |
 | future-clock | sets the producer's clock in one record's header a day ahead |
 
-Loss at a producer's end, and of a whole producer, leaves no gap in any numbering: only the manifest in the end
-of a push tells of it. Loss that compaction explains is tolerated by a validator (`tolerance`). A plan says what a sound
-topic will show, which may be nothing.
+Loss at a producer's end, and of a whole producer, leaves no gap in any numbering: only the manifest in the end of a
+push detects it. A validator tolerates loss that compaction explains (`verdicts`). A plan states what a validator will
+report for a topic that was sound before, which may be nothing.
 
 Thread rule: values and pure functions.
 
 The copy
 --------
-A copy of a topic with one known damage in it: to see that a check, or a pipeline, notices.
+The copy of a topic with one known fault.
 
-Owns reading the original, carrying out a plan of `damage`, and telling what was done. The copy goes through the
-ordinary reader and writer, so its files are sound; what is wrong with it only the records' own metadata tell,
-which travel in the headers.
+Owns reading the original, applying a plan, and reporting what was done. The copy is made with the ordinary reader and
+writer, so its files are sound; only the records' metadata, copied with their headers, show the fault.
 
-K1  the original is read and nothing else; the copy's folder must not exist before.
+K1  the original is only read; the copy's folder must not exist before.
 K2  the same seed, topic and kind give the same damage.
 K3  everything is read and planned once before the copy's folder is made.
 
-The copy begins at the original's first offset and has no gaps: offsets that compaction or a transaction left
-out are closed up. How far compaction had come is told in the copy, too, so that its gaps are judged alike.
-Memory: some 100 bytes per record for the survey, and one read's records.
+The copy begins at the original's first offset and has no offset gaps. It also records up to which offset the original
+was compacted, so that gaps in numberings are validated alike. Memory: about 100 bytes per record for the survey, and
+one read's records.
 
 Thread rule: one thread.
 """
@@ -73,7 +71,7 @@ _MOST_TRIES: Final = 1000
 
 
 class DamageKind(Enum):
-    """What can be done to a copy."""
+    """The kinds of faults."""
 
     DROP = "drop"
     REPEAT = "repeat"
@@ -92,7 +90,7 @@ COUNTED: Final = frozenset(
 
 
 class Slot(NamedTuple):
-    """One record of the copy that is not simply the original's: numbers are rows of the survey."""
+    """One record of the copy that differs from the original's; numbers are rows of the survey."""
 
     source: int
     payload_of: int | None = None  # key and value of another record
@@ -101,9 +99,9 @@ class Slot(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a validator says, and of which record: `row` counts the copy's records from 0.
+    """An expected verdict and its record: `row` counts the copy's records from 0.
 
-    `source` is the original's row of that record where what is said depends on the producer's record before it.
+    `source` is the original's row of that record where the verdict depends on the producer's previous record.
     """
 
     row: int
@@ -113,7 +111,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The metadata of all records of a partition, in offset order; `listed` is in the manifest of its push.
+    """The metadata of all records of a partition, in offset order; `listed` are the producers in its push's manifest.
 
     `tolerance` says which gaps of the original are no faults, at the time `now_ms`; `log_times` are the records'.
     """
@@ -137,7 +135,7 @@ class Survey:
 
     @property
     def is_data(self) -> NDArray[np.bool_]:
-        """Numbered records that are not Tidegate's own."""
+        """Mask of numbered data records."""
         chosen: NDArray[np.bool_] = (self.owners >= 0) & (self.columns.kind != RecordKind.CONTROL)
         return chosen
 
@@ -182,7 +180,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One damage: `changed` gives the records that stand in a row's place, none where it is removed."""
+    """The plan of one fault: `changed` maps a row to the records that replace it, none where it is removed."""
 
     kind: DamageKind
     survey: Survey
@@ -200,14 +198,14 @@ class Plan:
         return self.survey.log_start + self.row_in_copy(self.survey.compacted_rows)
 
     def row_in_copy(self, row: int) -> int:
-        """Where an original row stands, or would, in the copy."""
+        """The row in the copy of an original row, or where it would be."""
         return row + sum(len(slots) - 1 for changed, slots in self.changed.items() if changed < row)
 
 
 def choose(
     surveys: list[Survey], kind: DamageKind, *, offset: int | None, count: int | None, randomness: Randomness
 ) -> Plan:
-    """A place for the damage: the given one, or one by chance, where possible one that a validator sees."""
+    """Plan the fault at the given offset or at a random one, preferably where a validator detects it."""
     _check_count(kind, offset, count)
     if offset is not None:
         if len(surveys) != 1:
@@ -221,7 +219,7 @@ def choose(
         for row in np.roll(candidates, -turn)[:_MOST_TRIES].tolist():
             try:
                 plan = _judged(_plan(survey, kind, row, count))
-            except InvalidError:  # no room for this kind here; the next place may have it
+            except InvalidError:  # this kind does not fit here; try the next place
                 continue
             if plan.seen:
                 return plan
@@ -307,7 +305,7 @@ def _loss(
     behind: NDArray[np.int64],
     verdict: Verdict,
 ) -> Plan:
-    """Seen at the producer's next record; where it has none, at the end of a push that lists the producer."""
+    """Plan a loss: detected at the producer's next record, else at the end of a push that lists the producer."""
     rows = tuple(lost.tolist())
     plan = _of(survey, kind, rows, dict.fromkeys(rows, ()), ())
     end = survey.end_of_push
@@ -351,9 +349,9 @@ def _reorder(survey: Survey, row: int) -> Plan:
 
 
 def _future_clock(survey: Survey, row: int) -> Plan:
-    """Seen where the chain ends, because a record's own checksum does not cover its producer's clock.
+    """Plan a wrong clock: detected at the chain's end, because a record's checksum does not cover the producer's clock.
 
-    Where there are no control records it does.
+    Without control records it does, and the record itself shows it.
     """
     if survey.is_headers_only(row):
         changed = {row: (Slot(row, ahead_ms=AHEAD_MS),)}
@@ -367,7 +365,7 @@ def _future_clock(survey: Survey, row: int) -> Plan:
 
 
 def _judged(plan: Plan) -> Plan:
-    """The plan with what a validator tolerates put apart from what it says."""
+    """The plan with tolerated verdicts moved from `seen` to `tolerated`."""
     seen: list[Seen] = []
     tolerated: list[Seen] = []
     for one in plan.seen:
@@ -423,12 +421,12 @@ def _of(
 
 _KEPT: Final = ("cleanup.policy", "min.compaction.lag.ms", "compression.type")
 """Settings the copy takes over: those that say which gaps are fine. Others could refuse or change a record."""
-_LARGEST_BATCH: Final = 2**31 - 1  # what was small by compression must fit without it
+_LARGEST_BATCH: Final = 2**31 - 1  # the decompressed batch must fit, too
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What was done. `before` are offsets of the original, `after` where those records stand in the copy."""
+    """The applied fault. `before` are offsets in the original, `after` those of the same records in the copy."""
 
     kind: DamageKind
     topic: str
@@ -532,7 +530,7 @@ def _survey(log: Log, topic: str, partition: int) -> Survey:
 
 
 def _listed(payload: bytes | None) -> frozenset[bytes]:
-    """The producers of a manifest; none where it cannot be read, which is damage that was there before."""
+    """The producers of a manifest; none where it cannot be read because the original was damaged."""
     try:
         return frozenset(sent.guid for sent in Manifest.from_bytes(payload or b"").producers)
     except InvalidError:

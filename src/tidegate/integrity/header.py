@@ -1,31 +1,31 @@
-"""The metadata a producer puts on each record, as bytes: the `div` and `divc` record headers.
+"""Byte layout of the metadata that a producer adds to each record: the `div`, `divc` and `divo` record headers.
 
 Owns the layout, one record at a time; `columns` does the same for whole Arrow batches. Key and value of a
-record stay exactly what ordinary consumers expect.
+record are unchanged, so ordinary consumers read them as usual.
 
 `div`, on every managed record, 40 bytes, big-endian:
 
     0  u8  version, 1               20  i32  chain, from 0
     1  u8  kind of record           24  i32  sequence in the chain, from 0
     2  u8  control type, 255 none   28  i64  producer's clock, ms
-    3  u8  flags                    36  u32  CRC-32 of the record (see `checksum`)
+    3  u8  flags                    36  u32  CRC-32 of the record (see `columns`)
     4  16 bytes producer GUID
 
 flags: bit 0 this ends the sender's last chain here, bit 1 heartbeat, bit 2 copied by a relay, bit 3 (data records
-only) *headers only*: the sender writes no control records. Its chain begins with a data record of sequence 0, goes on
-up to sequence 2^31 - 1 and has no checksum of its own; each record's CRC covers flags and clock, too.
+only) *headers only*: the sender writes no control records. Its chain begins with a data record of sequence 0, continues
+up to sequence 2^31 - 1 and has no checksum of its own; each record's CRC also covers flags and clock.
 
 `divc`, on control records only; version (1), then by control type:
 
     start of chain  u8 checksum type
     end of chain    u8 checksum type | u64 checksum | u32 records before this one | u64 stamp sum
     start of push   u8 flags (bit 0: sorted)
-    end of push     the completeness manifest (see `manifest`)
+    end of push     the completeness manifest (see `state`)
     others          free
 
-`divo`, on a start of chain, is where the chain comes from: JSON `{"host": …, "pid": …, "app": …}`, for people. No
-checksum covers it, so that attempts of several processes at one chain send the same numbers and sums. Senders whose
-records must be the same bytes at every attempt leave it out.
+`divo`, on a start of chain, names the process that wrote the chain: JSON `{"host": …, "pid": …, "app": …}`, for display
+only. No checksum covers it, so that attempts of several processes at one chain send the same numbers and sums. Senders
+whose records must be the same bytes at every attempt omit it.
 
 The *stamp sum* is the sum of (producer's clock + flags·2^56) modulo 2^64 over the chain's records: it covers
 the header bytes that no record checksum covers.
@@ -70,7 +70,7 @@ _START_OF_PUSH = struct.Struct(">BB")
 
 
 class RecordKind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     PUT = 0
     DELETE = 1
@@ -79,7 +79,7 @@ class RecordKind(IntEnum):
 
 
 class ControlType(IntEnum):
-    """What a control record says."""
+    """The type of a control record."""
 
     START_OF_PUSH = 0
     END_OF_PUSH = 1
@@ -92,7 +92,7 @@ class ControlType(IntEnum):
 
 
 class ChecksumType(IntEnum):
-    """How a chain's records are summed up; see `checksum`."""
+    """The checksum algorithm of a chain; see `columns`."""
 
     NONE = 0
     ADHASH = 4
@@ -129,12 +129,12 @@ class Stamp(NamedTuple):
 
     @property
     def is_headers_only(self) -> bool:
-        """A data record of a sender that writes no control records."""
+        """Whether this is a data record of a sender that writes no control records."""
         return self.kind != RecordKind.CONTROL and bool(self.flags & HEADERS_ONLY)
 
     @property
     def stamp_summand(self) -> int:
-        """What the record adds to its chain's stamp sum."""
+        """The record's contribution to its chain's stamp sum."""
         return (self.timestamp + (self.flags << 56)) % 2**64
 
     def to_bytes(self) -> bytes:
@@ -142,7 +142,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Stamp:
-        """Checks length and version; whether kind and control type are known is the validator's verdict."""
+        """Decode after a check of length and version; the validator checks kind and control type."""
         if len(data) != HEADER_BYTES:
             raise InvalidError(f"a `{HEADER_KEY}` header has {HEADER_BYTES} bytes, this one has {len(data)}")
         version, *fields = _STAMP.unpack(data)
@@ -154,7 +154,7 @@ class Stamp(NamedTuple):
 
 
 class ControlKey(NamedTuple):
-    """The key of a control record; `nonce` tells attempts apart that share a GUID."""
+    """The key of a control record; `nonce` distinguishes attempts that share a GUID."""
 
     guid: bytes
     chain: int
@@ -166,14 +166,14 @@ class ControlKey(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ControlKey | None:
-        """None when it is not the key of a control record."""
+        """Decode; None when it is not the key of a control record."""
         if len(data) != _CONTROL_KEY.size or not data.startswith(CONTROL_KEY_PREFIX):
             return None
         return cls(*_CONTROL_KEY.unpack(data)[1:])
 
 
 class EndOfChain(NamedTuple):
-    """What a sender certifies when it ends a chain."""
+    """The content of an end of chain: count and sums of the chain's records."""
 
     checksum_type: int
     checksum: int
@@ -199,7 +199,7 @@ def start_of_chain_from_bytes(data: bytes) -> int:
 
 
 class ChainOrigin(NamedTuple):
-    """The process that began a chain: `app` is what it calls itself."""
+    """The process that started a chain; `app` is the name it gave itself."""
 
     host: str
     pid: int
@@ -213,7 +213,7 @@ class ChainOrigin(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ChainOrigin | None:
-        """None when it is something else: it is only for people, so it is no fault."""
+        """Decode; None for other content, which is not a fault because the origin is for display only."""
         try:
             said = json.loads(data)
             return cls(str(said["host"]), int(said["pid"]), str(said["app"]))

@@ -1,54 +1,53 @@
-"""Audit the integrity metadata of one partition: in one pass, or in ranges that are folded together.
+"""Audit the integrity metadata of one partition: in one pass, or in ranges that are merged in order.
 
 One pass
 --------
-The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
+Reads a whole partition through the validator, read-only, and fills its report.
 
-Owns the way from a log folder to a report: which settings a partition is judged with, and how reading goes on
-behind damage. Verdicts are the validator's, counts are `audit_report`'s, and the log's metrics get them, too.
+Owns the validation settings of an audited partition, and how reading continues after damage. The validator gives the
+verdicts, `report` counts them, and they are added to the log's metrics.
 
-An audit never stops at a fault and counts everything. Every record is looked at, so that a share of metadata is
-counted and not estimated; records without any cost their decoding. Damage that keeps a batch from being read is
-the native audit's finding; here it is stepped over, and the records lost in it show as MISSING.
+An audit never stops at a fault and counts every record, so that the share of records with metadata is exact; a record
+without metadata costs only its decoding. A batch that cannot be read is a finding of the native audit; here it is
+skipped, and its records show as MISSING.
 
-Gaps are tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint
-says that it is compacted, but not how), and only below the offset to which compaction has come; where it is unknown
-whether a folder is compacted, they are faults. The head of a partition may be gone when its log does not start at
+Gaps are tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint shows
+that it is compacted, but not its settings), and only below the offset up to which it was compacted. Where it is unknown
+whether a folder is compacted, gaps are faults. The head of a partition may be gone when its log does not start at
 offset 0.
 
 Thread rule: one partition, one thread; different partitions may be audited at once.
 
 State after a range
 -------------------
-A partition's state carried over a range that was summed up elsewhere, without looking at its records.
+Compute a partition's state after a range from the range's summary, without reading its records.
 
-Owns `advance`: whether every record of a range is sound behind the state before it, and the state after it. It knows
-the rows of the decision table by which a sound stream moves on (A1, A7, B1, C4, and ends of chains whose sums are not
-tested any more); whatever needs another row is not decided here: the range is read again, with its carry, by the
-validator.
+Owns `advance`, which decides whether every record of a range is sound after the given state, and returns the state
+after the range. It implements the rules of the decision table for a sound stream (A1, A7, B1, C4, and ends of chains
+whose sums are no longer tested). If another rule is needed, the validator reads the range again with the state before
+it.
 
-Y1  where `advance` answers a state, the validator says of every record of the range that it is sound (OK, UNMANAGED or
-    a heartbeat) and leaves that very state.
-Y2  where it answers None nothing has changed.
+Y1  where `advance` returns a state, the validator finds every record of the range sound (OK, UNMANAGED or a heartbeat)
+    and leaves an equal state.
+Y2  where it returns None nothing has changed.
 
-Not for compacted partitions, whose gaps are judged by the age of records.
+Not for compacted partitions, where gaps depend on the age of records.
 
 Thread rule: pure.
 
 Ranges
 ------
-A partition audited in ranges, anywhere and in any order, to the very report that one pass gives.
+Audit a partition in ranges, in any process and any order, with the same report as one pass.
 
-Owns the two halves of `verify` in parallel, for native evidence and producers' metadata alike: `audit_range` looks at
-a range and brings back what is left of it, `fold` puts a partition's ranges together in order. The first range is
-judged as it is, because nothing comes before it; of all others a summary is made, which `carry.advance` joins to the
-state before it.
+Owns the two halves of a parallel `verify`, for native evidence and producers' metadata: `audit_range` reads a range and
+returns its outcome, `fold` merges a partition's outcomes in order. The first range is validated directly, because
+nothing precedes it; every other range is summarised, and `advance` applies the summary to the state before it.
 
-P1  the report is the serial one's. What a summary cannot decide (a fault, a repeat, a push, a manifest) is read
-    again with its carry, that range only.
-P2  files whose records a reader would not meet as they lie there (damage, a torn tail, skipped or falling offsets, old
-    formats) have their metadata judged through the reader, the partition as a whole; likewise where compaction shows
-    only on the way.
+P1  the report equals the serial one. A range that its summary cannot decide (a fault, a duplicate, a push, a manifest)
+    is read again, that range only, with the state before it.
+P2  files whose records a reader would not return as they are stored (damage, a torn tail, skipped or decreasing
+    offsets, old formats) have their metadata validated through the reader, the whole partition at once; likewise where
+    compaction is discovered only while reading.
 
 Thread rule: values and pure functions over files that are only read.
 """
@@ -89,7 +88,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 def audit_topic(log: Log, topic: str, *, now_ms: int | None = None) -> AuditReport:
-    """Every partition of a topic; `now_ms` is the audit's one time, the log's clock without it."""
+    """Audit every partition of a topic; `now_ms` is the audit's fixed time, by default the log's clock."""
     now_ms = log.clock.now_ms() if now_ms is None else now_ms
     report = AuditReport()
     for number in log.describe(topic).partition_numbers:
@@ -107,9 +106,9 @@ def audit_partition(
     because: str = "",
     progress: Progress | None = None,
 ) -> None:
-    """Judge one partition and fill `audit` as it goes, so that an interrupted one is worth something, too.
+    """Validate one partition, filling `audit` on the way, so that an interrupted audit leaves partial results.
 
-    `compacts` says what other evidence knows of a folder without settings, and `because` what evidence.
+    For a folder without settings, `compacts` says whether it is compacted, and `because` by which evidence.
     """
     rules = prepare(log, audit, compacts=compacts, because=because)
     if rules is None:
@@ -131,7 +130,7 @@ def audit_partition(
 def prepare(
     log: Log, audit: PartitionAudit, *, compacts: bool | None = None, because: str = ""
 ) -> ValidationRules | None:
-    """How the partition is to be judged, with the reasons put into `audit`; None when it cannot be read at all."""
+    """The validation settings, with the reasons recorded in `audit`; None when the partition cannot be read."""
     try:
         description = log.describe(audit.topic)
         bounds = log.view(audit.topic, audit.partition, description=description).bounds()
@@ -145,7 +144,7 @@ def prepare(
 
 
 def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
-    """The rules of an audit: it never stops. `audit` knows its log's start and why gaps are tolerated."""
+    """The settings of an audit, which never stops. `audit` has the log's start and why gaps are tolerated."""
     audit.doubt, audit.compacted_below = tolerance.doubt(audit.log_start), tolerance.bound()
     audit.compacted.reason = audit.compaction
     audit.suspect.reason = (
@@ -166,17 +165,17 @@ def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
 
 
 def finish(audit: PartitionAudit, state: PartitionState) -> None:
-    """All records were judged; `state` is what is known after the last."""
+    """Complete the report; `state` is the state after the last record."""
     audit.open_chains = int((state.producers.known["ended"] == 0).sum())
 
 
 def open_beside(folder: Path) -> Log:
-    """The log a partition folder lies in, for reading only."""
+    """Open the log that contains a partition folder, read-only."""
     return Log(folder.resolve().parent, read_only=True)
 
 
 def _around_damage(log: Log, reader: Reader, audit: PartitionAudit) -> Iterator[pa.RecordBatch]:
-    """All that can be read: what lies behind damage, too."""
+    """Yield all readable batches, those after damage included."""
     while True:
         try:
             yield from reader
@@ -198,7 +197,7 @@ def _around_damage(log: Log, reader: Reader, audit: PartitionAudit) -> Iterator[
 def _tolerance(
     description: TopicDescription, compacts: bool | None, because: str, below: CompactedBelow
 ) -> tuple[Tolerance, str]:
-    """How gaps are judged, and why."""
+    """The tolerance for gaps, and its reason."""
     config = description.config
     if not description.assumed:
         return tolerance_by_settings(config, below)
@@ -210,7 +209,7 @@ def _tolerance(
 def tolerance_by_settings(
     config: TopicConfig, below: Callable[[], int] | None = None
 ) -> tuple[Tolerance, str]:
-    """How gaps are judged by a topic's settings, and why."""
+    """The tolerance for gaps by a topic's settings, and its reason."""
     policy = ",".join(sorted(config.cleanup_policy))
     if not config.compacts:
         return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
@@ -225,7 +224,7 @@ _SUMMED = 2**64
 
 
 def advance(state: PartitionState, summary: RangeSummary, rules: ValidationRules) -> PartitionState | None:
-    """The state behind a range; None when the range must be judged record by record (Y1, Y2)."""
+    """The state after a range; None when the range must be validated record by record (Y1, Y2)."""
     if summary.malformed or summary.has_push or summary.bad_heartbeats or rules.strict or rules.batch_only:
         return None
     if not summary.records:
@@ -250,7 +249,7 @@ def advance(state: PartitionState, summary: RangeSummary, rules: ValidationRules
 
 
 def _follow(known: Producer | None, guid: bytes, run: Run) -> Producer | None:
-    """The producer behind a run of sound records; None when they are not, or it cannot be told."""
+    """The producer's state after a run of sound records; None when they are not sound or that is unknown."""
     if run.bad_offset != NOWHERE:
         return None
     if run.announced >= 0:
@@ -287,7 +286,7 @@ def _continued(known: Producer, run: Run) -> Producer | None:
     if run.chain != known.chain or run.first_sequence != known.sequence + 1:
         return None
     if known.registered and known.checksum_type == ChecksumType.ADHASH:
-        return None  # its sums are spared where a chain begins elsewhere
+        return None  # its sums were not computed because the chain starts in another range
     if not known.registered:
         return None  # whether the records are of headers only, which makes it registered, is not in a run
     return _moved(known, run)
@@ -327,10 +326,10 @@ _NOTHING: Final = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """One partition: what is known before it is read, and the ranges it is cut into.
+    """The plan of one partition: its settings, and the ranges it is cut into.
 
-    `rules` are None where metadata is not judged; `audit` then says why, or is None as well. `first` and `end` bound
-    what a reader sees.
+    `rules` are None where metadata is not validated; `audit` then has the reason, or is None as well. `first` and `end`
+    bound the offsets that a reader returns.
     """
 
     target: PartitionTarget
@@ -345,7 +344,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """Ranges of one partition that lie behind each other, looked at by one task. Travels."""
+    """Adjacent ranges of one partition, read by one task; picklable."""
 
     place: tuple[int, int]
     """The partition's number in the audit, the task's in the partition."""
@@ -366,7 +365,7 @@ class RangeTask:
 
 @dataclass(slots=True)
 class RangeOutcome:
-    """What is left of a task's ranges. One of `summary` and `judged` is there where metadata was wanted."""
+    """The outcome of a task's ranges. One of `summary` and `judged` is set if metadata was requested."""
 
     place: tuple[int, int]
     evidence: list[RangeEvidence] = field(default_factory=list)
@@ -379,7 +378,7 @@ class RangeOutcome:
 
 
 class SummingTap:
-    """Records into a summary."""
+    """Summarises the records it is given."""
 
     def __init__(self, first: int, end: int) -> None:
         self.first, self.end = first, end
@@ -395,7 +394,7 @@ class SummingTap:
 
 
 class JudgingTap:
-    """Records through the validator, from the partition's first on or behind a `state`."""
+    """Validates the records it is given, from the partition's first or from a `state`."""
 
     def __init__(
         self,
@@ -425,12 +424,12 @@ class JudgingTap:
         self.is_spoiled = True
 
     def finish(self) -> None:
-        """All records were judged."""
+        """Complete the report after the last record."""
         finish(self.audit, self.state)
 
 
 def audit_range(task: RangeTask, files: Files | None = None) -> RangeOutcome:
-    """Look at a task's ranges."""
+    """Read a task's ranges and return the outcome."""
     files = files if files is not None else Files()
     outcome = RangeOutcome(task.place)
     tap: SummingTap | JudgingTap | None = None
@@ -458,7 +457,7 @@ def audit_range(task: RangeTask, files: Files | None = None) -> RangeOutcome:
 
 
 class ReadAgain(Exception):
-    """Records must be read to go on, and the caller did not want that here."""
+    """Records must be read to continue, but the caller does not allow it."""
 
 
 def fold(
@@ -487,7 +486,7 @@ def fold(
 
 
 def judged_through_reader(report: PartitionReport, now_ms: int) -> PartitionAudit:
-    """The metadata of a partition whose native audit is done, as any reader meets it (P2)."""
+    """Validate the metadata of a partition through the reader, after its native audit (P2)."""
     place = report.target.place
     audit = PartitionAudit(place.topic, place.partition)
     with open_beside(report.target.folder) as log:
@@ -539,7 +538,7 @@ def fold_metadata(
     outcomes: Sequence[RangeOutcome | None],
     read: Callable[[int, PartitionAudit, PartitionState], PartitionState],
 ) -> PartitionAudit:
-    """The metadata of one partition, range by range (P1); `read` judges a range behind a state, None is one to read."""
+    """Fold one partition's metadata, range by range (P1); `read` validates a range (None: to be read) after a state."""
     state = PartitionState()
     for number, outcome in enumerate(outcomes):
         after: PartitionState | None = None
@@ -547,7 +546,7 @@ def fold_metadata(
             audit, after = (
                 deepcopy(outcome.judged[0]),
                 outcome.judged[1],
-            )  # a fold may be tried again elsewhere
+            )  # a fold may be repeated in another process
         elif outcome is not None and outcome.summary is not None:
             after = advance(state, outcome.summary, rules)
             if after is not None:
@@ -576,7 +575,7 @@ def _fold_files(
         def read(number: int, audit: PartitionAudit, state: PartitionState) -> PartitionState:
             nonlocal log
             first, end = extents[number]
-            if first >= end:  # a range within one batch of the range before it has nothing of its own
+            if first >= end:  # a range that lies within the last batch of the range before it is empty
                 return state
             if not may_read:
                 raise ReadAgain
@@ -599,7 +598,7 @@ def _fold_files(
 def plan_metadata(
     target: PartitionTarget, *, files: Files
 ) -> tuple[PartitionAudit, ValidationRules | None, int, int]:
-    """How a partition's metadata is to be judged, and which offsets a reader sees."""
+    """The audit, its settings (None: not to be validated), and the offset bounds that a reader sees."""
     audit = PartitionAudit(target.place.topic, target.place.partition)
     with open_beside(target.folder) as log:
         rules = prepare(

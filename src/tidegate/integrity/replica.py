@@ -1,19 +1,19 @@
-"""Two validators for one partition, and what becomes of their state when the replica's role changes.
+"""A replica's two validators of one partition, and their state on role changes.
 
     log → consumer stage → [consumer validator] → buffer → drainer stage → [drainer validator] → store
 
-The consumer runs ahead of the drainer by what is in the buffer. Only the drainer's state matches what is stored,
-so only it is saved, in the same commit as the data and the offset it describes; a consumer's state saved instead
-would make a restart take records for repeats that were never stored.
+The consumer runs ahead of the drainer by the content of the buffer. Only the drainer's state matches the stored data,
+so only it is saved, in the same commit as the data and the offset it describes. With a saved consumer state, a restart
+would drop records as duplicates that were never stored.
 
     OFFLINE → STANDBY   the drainer's state is read from the checkpoint, without expired producers
-    STANDBY → LEADER    the consumer's state is wiped and becomes a copy of the drainer's
-    LEADER  → STANDBY   nothing: the drainer's state stays, the consumer's is stale until the next promotion
-    STANDBY → OFFLINE   both are dropped and nothing is saved; what came since the last checkpoint is read again
+    STANDBY → LEADER    the consumer's state is replaced by a copy of the drainer's
+    LEADER  → STANDBY   the drainer's state stays; the consumer's is stale until the next promotion
+    STANDBY → OFFLINE   both are dropped without a save; records since the last checkpoint are read again
 
 Invariants:
 R1  a partition that stopped at a fault is never checkpointed: its offset could be past a record not stored;
-R2  the drainer's state moves only after the store has taken the records.
+R2  the drainer's state advances only after the store has taken the records.
 
 Thread rule: `consume` and `drain` may run in two threads, each in one; roles change while neither runs.
 """
@@ -62,7 +62,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderSource:
-    """What a leader reads that is not the replica's own topic: a live topic, and what is known of its producers."""
+    """The live topic that a leader reads besides the replica's own topic, and the state of its producers."""
 
     topic: str
     state: PartitionState
@@ -70,11 +70,11 @@ class LeaderSource:
 
 
 class Replica:
-    """One partition of one table as this process serves it.
+    """One partition of one table in this process.
 
-    `max_age_ms` is how long a producer may be silent before it is forgotten; a hybrid table, which goes back by
-    `rewind_ms` in its live topic, keeps producers for at least that long. `tolerates_conflicts` is for a drainer
-    behind conflict resolution, which drops records by design; the consumer in front of it stays strict.
+    `max_age_ms` is how long a producer may be silent before it is forgotten; a hybrid table, which rewinds its live
+    topic by `rewind_ms`, keeps producers for at least that long. `tolerates_conflicts` is for a drainer behind
+    conflict resolution, which drops records by design; the consumer before it stays strict.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Replica:
     # -- roles -----------------------------------------------------------------------------------
 
     def to_standby(self, checkpoint: bytes | None = None, *, now_ms: int) -> int:
-        """From OFFLINE, with the last checkpoint; from LEADER. Answers the offset to read from."""
+        """Become a standby: from OFFLINE with the last checkpoint, or from LEADER. Returns the offset to read from."""
         if self.role is Role.OFFLINE:
             state = PartitionState() if checkpoint is None else decode_state(checkpoint)
             self._drainer = self._validator(self._drainer_rules, state)
@@ -119,7 +119,7 @@ class Replica:
         return self.drainer.state.next_offset
 
     def to_leader(self, *, now_ms: int, source: LeaderSource | None = None) -> None:
-        """The consumer goes on from where the drainer is; in another topic, from what the drainer was told of that."""
+        """Become the leader: the consumer starts from the drainer's state, or from the `source`'s for a live topic."""
         if self.role is not Role.STANDBY:
             raise self._conflict(Role.LEADER)
         self._expire(now_ms)
@@ -132,7 +132,7 @@ class Replica:
         self.role = Role.LEADER
 
     def to_offline(self) -> None:
-        """Drop everything; nothing is saved."""
+        """Drop all state without saving it."""
         if self.role is not Role.STANDBY:
             raise self._conflict(Role.OFFLINE)
         self._consumer = self._drainer = None
@@ -143,7 +143,7 @@ class Replica:
     # -- the two stages --------------------------------------------------------------------------
 
     def consume(self, batch: pa.RecordBatch, now_ms: int) -> Judged | None:
-        """In front of the buffer: only a leader looks here, to leave out repeats; None for others."""
+        """Validate before the buffer, to drop duplicates; only a leader does this, others return None."""
         if self.role is not Role.LEADER:
             return None
         judged = self.consumer.validate(batch, now_ms)
@@ -151,7 +151,7 @@ class Replica:
         return self._looked(judged)
 
     def drain(self, batch: pa.RecordBatch, now_ms: int, store: Store) -> Judged:
-        """Behind the buffer: validate, store what is kept, and only then move the state (R2)."""
+        """Validate after the buffer, store the kept records, and only then advance the state (R2)."""
         if self.error is not None:
             raise self.error
         trial = self._validator(self._drainer_rules, self.drainer.state.copy())
@@ -164,7 +164,7 @@ class Replica:
         return self._looked(judged)
 
     def checkpoint(self, *, now_ms: int) -> bytes | None:
-        """The drainer's state, for the commit that has its data; None for a partition that stopped (R1)."""
+        """The drainer's encoded state, for the commit of its data; None for a stopped partition (R1)."""
         if self.error is not None:
             return None
         self._expire(now_ms)
@@ -213,8 +213,8 @@ class Replica:
 
 @dataclass(slots=True)
 class CheckpointCadence:
-    """When a checkpoint is due: after a control record other than a chain's start and end, and after so many bytes
-    (fewer once the push has ended). A negative number of bytes turns that off; so does no `max_interval_ms`."""
+    """Decides when a checkpoint is due: after a control record other than a chain's start and end, after a number of
+    bytes (smaller once the push has ended; negative: off), and after `max_interval_ms` where set."""
 
     pushing_bytes: int = 60 << 20
     settled_bytes: int = 32 << 20
@@ -223,7 +223,7 @@ class CheckpointCadence:
     _since_ms: int | None = None
 
     def is_due(self, judged: Judged, size: int, phase: Phase, now_ms: int) -> bool:
-        """Ask once for every batch, of `size` bytes; the caller then checkpoints and calls `taken`."""
+        """Whether a checkpoint is due; call once per batch, with its bytes. Call `taken` after checkpointing."""
         self._since_bytes += size
         if self._since_ms is None:
             self._since_ms = now_ms
@@ -259,7 +259,7 @@ class Seen:
 
 
 class StatelessReader:
-    """Find gaps in one partition without a checkpoint, from any offset on: no checksums, no push.
+    """Find gaps in one partition without a checkpoint, from any offset on, without checksums and pushes.
 
     For exports and other readers that start anywhere. An unknown producer is accepted, and a position at or below the
     last one is a DUPLICATE. A skipped chain is MISSING at any age, because compaction keeps starts and ends of chains.
@@ -273,7 +273,7 @@ class StatelessReader:
         self._seen: dict[bytes, Seen] = {}
 
     def look(self, stamp: Stamp, log_time: int, now_ms: int) -> Verdict:
-        """The verdict of the next record: OK, DUPLICATE, MISSING or HEARTBEAT."""
+        """Return the verdict of the next record: OK, DUPLICATE, MISSING or HEARTBEAT."""
         if stamp.is_heartbeat and stamp.is_start_of_chain:
             return Verdict.HEARTBEAT
         seen = self._seen.get(stamp.guid)

@@ -2,24 +2,23 @@
 
 Counts
 ------
-What an audit of integrity metadata found: per partition and producer, counts and first offsets.
+The result of an audit of integrity metadata: counts and first offsets per partition and producer.
 
-Owns the report's values, its counting of judged batches, and its form as plain data; reading a log is `audit`'s.
-Counts are complete. Offsets, told findings and producers are bounded, so that memory stays so whatever a
-damaged log says: producers beyond `MOST_PRODUCERS` are counted together as `others`.
+Owns the report's values, the counting of validated batches, and its form as plain data; `partition_audit` reads the
+log. Counts are complete. Offsets, findings and producers are limited, which bounds memory for any damaged log;
+producers beyond `MOST_PRODUCERS` are counted together as `others`.
 
-R1  a report does not depend on how records came in batches: producers stand in the order of their first records, and
-    every bound keeps the first. Records that are all sound can be counted from the summary of their range
-    (`take_sound`), and that is the same, too.
+R1  a report does not depend on batch boundaries: producers are in the order of their first records, and every limit
+    keeps the first entries. Counting a sound range from its summary (`take_sound`) gives the same report.
 
 Thread rule: one thread per `PartitionAudit`.
 
 Findings
 --------
-The metadata audit's faults among the findings of `verify`: one list, one exit code, one `--fail-on`.
+Adds the metadata audit's faults to the findings of `verify`, for one list, exit code and `--fail-on`.
 
-Owns the names and the advice of verdicts there. Duplicates and gaps that compaction explains are notices, gaps that it
-explains only perhaps are warnings.
+Owns the names and the remedies of verdicts there. Duplicates and gaps explained by compaction are notices; gaps that
+may be explained by it are warnings.
 
 Thread rule: pure but for the folder it lists.
 """
@@ -57,7 +56,7 @@ _HEAD_GONE: Final = (Rule.A3, Rule.A5)
 
 @dataclass(slots=True)
 class Tally:
-    """How often each verdict was given, and the first offsets of those that are not OK."""
+    """The number of records per verdict, and the first offsets of verdicts other than OK."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     first: dict[Verdict, list[int]] = field(default_factory=dict)
@@ -92,7 +91,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Expected:
-    """Gaps that are no fault, and why."""
+    """Tolerated gaps, and the reason."""
 
     reason: str
     count: int = 0
@@ -108,7 +107,7 @@ class Expected:
 
 @dataclass(slots=True)
 class PartitionAudit:
-    """One partition: all of its records, and each producer's."""
+    """The audit of one partition: totals, and counts per producer."""
 
     topic: str
     partition: int
@@ -156,7 +155,7 @@ class PartitionAudit:
         self._tell(judged)
 
     def take_sound(self, summary: RangeSummary) -> None:
-        """Count a range in which nothing departs from soundness (`carry.advance` knows)."""
+        """Count a range whose records are all sound, as `partition_audit.advance` decided."""
         beats = sum(count for _, count in summary.heartbeats.values())
         self.total.add(Verdict.UNMANAGED, summary.unmanaged)
         self.total.add(Verdict.HEARTBEAT, beats)
@@ -257,7 +256,7 @@ class AuditReport:
 
     @property
     def doubts(self) -> list[str]:
-        """Where loss would not show although metadata was checked, each once."""
+        """Where loss would not be detected although metadata was checked, without repeats."""
         found = [
             each.doubt
             if len(self.partitions) == 1 or "offset" not in each.doubt
@@ -269,7 +268,7 @@ class AuditReport:
 
     @property
     def evidence(self) -> str:
-        """The sentence that says how much a clean report proves."""
+        """A sentence that states how much a clean report proves."""
         unread = [f"{each.topic}-{each.partition}" for each in self.partitions if each.unread is not None]
         tail = f"; not read: {', '.join(unread)}" if unread else ""
         skipped = sum(len(partition.skipped) for partition in self.partitions)
@@ -345,7 +344,7 @@ def _producers(columns: IntegrityColumns, rows: NDArray[np.int64]) -> tuple[list
 
 
 def _groups(keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Each key with the places it stands at, ascending."""
+    """Each key with its indices, ascending."""
     if not len(keys):
         return []
     order = np.argsort(keys, kind="stable")
@@ -355,7 +354,7 @@ def _groups(keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
 
 
 def percent(part: int, whole: int) -> str:
-    """A percentage that never rounds something to nothing or almost all to all."""
+    """Format a percentage without rounding it to 0 % or 100 %."""
     percent = 100 * part / whole
     if part == whole or 1 <= percent <= 99:
         return f"{percent:.0f} %"
@@ -395,12 +394,12 @@ CHAIN_REMEDY: Final = (
 
 
 def remedy_of(finding: Finding) -> str:
-    """What to do about it. The end of a chain tells of the records before it, not of itself."""
+    """The remedy. A fault at the end of a chain is about the records before it."""
     return CHAIN_REMEDY if finding.rule is Rule.C6 else REMEDY[finding.verdict]
 
 
 def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, files: Files) -> None:
-    """Put what `audit` found of the partition in `folder` among `findings`; counts are complete."""
+    """Add the faults of the partition in `folder` to `findings`; counts are complete."""
     if not audit.total.records:
         return
     names = [name for name in files.list(folder) if name.endswith(".log") and name[:-4].isdigit()]
@@ -415,7 +414,7 @@ def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, fil
 
 
 def add_findings_at(audit: PartitionAudit, path_of: Callable[[int], Path], findings: Findings) -> None:
-    """The same where `path_of` an offset is known otherwise."""
+    """As `add_findings`, with a function from offset to path."""
     told = dict.fromkeys(FATAL, 0)
     for finding in audit.told:
         told[finding.verdict] += 1

@@ -2,19 +2,19 @@
 
 Page
 ----
-An audit as one self-contained HTML file: no script, no network, light and dark, wide screen and phone.
+Renders an audit for light and dark mode, wide screens and phones.
 
-Owns the page's structure and words; its look is `report_style`'s, its numbers are the two reports'. Everything
-from outside (names, paths, messages) goes through `_text`: escaped, and what does not print is shown as an
-escape, so that no name can become markup or turn the reading direction.
+Owns the page's structure and text; the two reports provide the numbers. Everything from outside (names, paths,
+messages) goes through `_text`, which escapes markup and non-printing characters, so that no name can become markup or
+change the reading direction.
 
-Findings stand here as the reports keep them: the first hundred of each kind, and how many more there are.
+Findings are listed as in the reports: the first hundred of each kind, and the number of further ones.
 
 Thread rule: pure functions.
 
 Style
 -----
-The look of an audit's page: colours for light and dark, and what becomes of tables on a phone.
+The CSS of an audit's page: colours for light and dark mode, and the layout of tables on a phone.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def page(
     now_ms: int,
     interrupted: bool = False,
 ) -> str:
-    """The HTML; `integrity` is None where the metadata was not read, `where` is what the audit was asked for."""
+    """Return the HTML; `integrity` is None where the metadata was not read, `where` is the audited path or topic."""
     findings = report.all_findings()
     mood, sentence = health(report, integrity, findings, interrupted=interrupted)
     when = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -150,7 +150,7 @@ def page(
 def health(
     report: Report, integrity: AuditReport | None, findings: Findings, *, interrupted: bool = False
 ) -> tuple[str, str]:
-    """How it stands, `good`, `unsure` or `bad`, and the same as one sentence."""
+    """The overall result (`good`, `unsure` or `bad`), and a sentence that states it."""
     place = _counted(len(report.partitions), "partition")
     records = _counted(report.records, "record")
     tail = " The audit was interrupted: not all was read." if interrupted else ""
@@ -233,7 +233,7 @@ def _producers(integrity: AuditReport) -> str:
 
 
 def _firsts(tally: Tally) -> str:
-    """The first offsets of what is not OK, for the reader's eye."""
+    """The first offsets of verdicts other than OK, as text."""
     return "; ".join(
         f"{_word(verdict)} {', '.join(map(str, offsets))}{', …' if tally.verdicts[verdict] > len(offsets) else ''}"
         for verdict, offsets in sorted(tally.first.items())
@@ -283,7 +283,7 @@ def _finding(found: Finding) -> str:
 
 
 def _notes(findings: Findings) -> str:
-    """What else was found, and how many findings are not told one by one."""
+    """The notices, and the number of findings not listed."""
     told = Counter((found.kind, found.severity) for found in findings.kept)
     lines = [
         f"{count:,} {kind} ({severity.value})"
@@ -357,7 +357,7 @@ def _table(columns: Sequence[str], rows: Iterable[str]) -> str:
 
 
 def _row(columns: Sequence[str], cells: Sequence[object], mood: str) -> str:
-    """A row; each cell knows its column's name, for screens too narrow for columns."""
+    """A table row; each cell carries its column's name, for narrow screens."""
     shown = []
     for name, cell in zip(columns, cells, strict=True):
         kind = _alignment(name)
@@ -392,7 +392,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _text(raw: str) -> str:
-    """Safe in text and in quoted attributes: markup escaped, and what does not print shown by its number."""
+    """Escape for text and quoted attributes: markup, and non-printing characters by their code."""
     printed = "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii")
         for char in raw

@@ -1,48 +1,48 @@
-"""Write records with integrity metadata: a sender, its chains, and what it needs of a log's writer.
+"""Write records with integrity metadata: the sender, its chains, and the writer interface it needs.
 
 Sender
 ------
-A log writer that numbers and check-sums what it writes, so that receivers see loss, change and repeats.
+A log writer that numbers and check-sums what it writes, so that receivers detect loss, change and duplicates.
 
 Owns the critical section: under one lock per partition, rows get their numbers, enter the chain's checksum and
-are handed to the log, so that the log's order is the numbers' order. The numbering itself is `chains`', bytes
-are `stamping`'s.
+are passed to the log, so that the log's order is the numbers' order. `Chains` assigns the numbers; `columns` writes the
+bytes.
 
     with log.writer("orders", integrity=True) as sender:
         sender.write(table)
 
 Invariants:
-S1  a number is given out once: when an append fails, its records are *owed*. The next call for that partition
-    sends them first, the very same bytes, and so does `retry()`. Writing the same table object again is that
-    repeat too, and not a second write, also when somebody else's call has sent them meanwhile. A receiver
-    that got them the first time calls the repeat a duplicate.
+S1  a number is assigned once: when an append fails, its records are *owed*. The next call for that partition
+    sends them first, byte for byte, and so does `retry()`. Writing the same table object again is also that
+    repeat, not a second write, even when another call has sent the records meanwhile. A receiver that got the
+    first attempt treats the repeat as a duplicate.
 S2  a table that cannot be stored (a record too large, a reserved key) is refused before any number is given.
 S3  an end is sent by `close()` and by leaving the `with` block without an error. With an error, or by
-    `close(graceful=False)`, no chain is ended: a failed job never certifies what it sent.
-S4  one GUID per sender, new each time; a GUID that is handed in must come with the positions it was left at,
+    `close(graceful=False)`, no chain is ended: a failed job certifies nothing.
+S4  one GUID per sender, new each time; a `guid` argument needs the `positions` at which that sender stopped,
     unless every attempt sends the same records in the same order (`sorted_sender`).
 
-Thread rule: a sender may be shared; writes to one partition take turns, syncs are shared where the log's are.
+Thread rule: a sender may be shared; writes to one partition are serialised, syncs are shared where the log's are.
 
 Output to a log
 ---------------
-What a sender needs of a log's writer: check first, store later, repeat exactly.
+The writer interface of a sender: check first, store later, repeat exactly.
 
-Owns the two ways to get it. A writer that offers `prepare` (the embedded log's) has checked and encoded
-everything before the first byte is stored, and repeats a failed append with the very bytes of the first try.
-Any other writer is used through its `write`: pieces go out one by one, each acknowledged before the next, and
-one that failed is handed over again as it was. Such writers need not be safe for threads; one lock guards them.
+Owns its two implementations. A writer with `prepare` (the embedded log's) checks and encodes everything before the
+first byte is stored, and repeats a failed append with the same bytes. Any other writer is called through its `write`:
+batches are written one by one, each acknowledged before the next, and a failed one is passed again unchanged. Such
+writers need not be thread-safe; one lock guards them.
 
-O1  `InvalidError` from `prepare` means that nothing was stored. From `append` any error means that the piece it
-    was at, and those after it, may or may not be stored; `append` again goes on with that piece.
+O1  `InvalidError` from `prepare` means that nothing was stored. After any error from `append`, the batch it
+    was writing, and those after it, may or may not be stored; calling `append` again resumes at that batch.
 
 Chains
 ------
-How a sender numbers what it sends to one partition: the rules, without sending anything.
+The numbering of a sender's records in one partition, as pure rules.
 
 Owns the sender's state machine. A sender's records in a partition form *chains*: a start record with sequence
 0, data and control records 1, 2, 3, …, and an end record that certifies the sum of all before it. `Chains` is
-pure: it answers the pieces to send and the state after them; `sender` sends them and only then keeps the
+pure: it returns the batches to send and the state after them; `Sender` sends them and only then stores the
 state.
 
     state    event                                                 pieces
@@ -53,10 +53,10 @@ state.
     ended    anything to send                                      start of the next chain, then it
 
 A sender of *headers only* (`headers_only=True`) sends no control records: its first data record has sequence 0 and
-opens the chain, which ends with the last sequence there is. It may go on in a chain that was opened with a start.
+opens the chain, which ends at the highest sequence. It may continue a chain that was opened with a start.
 
 Invariants:
-C1  numbers never go back: a chain number is used once, a sequence grows by one;
+C1  numbers never decrease: a chain number is used once, a sequence grows by one;
 C2  where chains end depends on records and `now_ms` alone, not on how rows were cut into calls (and not on
     `now_ms` either without a time limit): two attempts at the same rows send the same chains;
 C3  a chain ends before its sequence could overflow.
@@ -128,14 +128,14 @@ class RecordWriter(Protocol):
 
 
 class Prepared(Protocol):
-    """Checked records of one partition, on their way (O1)."""
+    """Checked and encoded records of one partition, ready to append (O1)."""
 
     def append(self) -> list[Written]: ...
 
 
 @runtime_checkable
 class Outlet(Protocol):
-    """Where a sender's records go out."""
+    """The writer interface of a sender."""
 
     def prepare(self, pieces: Sequence[RecordColumns], partition: int) -> Prepared: ...
 
@@ -143,12 +143,12 @@ class Outlet(Protocol):
 
 
 def outlet_of(writer: RecordWriter) -> Outlet:
-    """The writer itself, when it can prepare, or its `write` behind the same calls."""
+    """The writer itself if it has `prepare`, else an adapter over its `write`."""
     return writer if isinstance(writer, Outlet) else WholeWrites(writer)
 
 
 class WholeWrites:
-    """A writer that only knows `write`."""
+    """Adapter for a writer that only has `write`."""
 
     def __init__(self, writer: RecordWriter) -> None:
         self._writer = writer
@@ -158,7 +158,7 @@ class WholeWrites:
         return _Pieces(self._writer, self._lock, list(pieces), partition)
 
     def acknowledge(self, partitions: Iterable[int]) -> None:
-        """`write` has waited for it."""
+        """Nothing to do: `write` returned after the acknowledgement."""
 
 
 class _Pieces:
@@ -180,7 +180,7 @@ class _Pieces:
 
 
 def table_of(rows: RecordColumns) -> pa.RecordBatch:
-    """Columns as the table any writer takes."""
+    """The columns as the record batch that any writer takes."""
     headers = rows.headers if rows.headers is not None else pa.nulls(len(rows), HEADERS_TYPE)
     return pa.RecordBatch.from_arrays(
         [rows.key, rows.value, rows.timestamp.view(TIMESTAMP_TYPE), headers], schema=SCHEMA
@@ -199,8 +199,8 @@ _STATE_VERSION: Final = 1
 class ChainLimits:
     """When a sender ends a chain: before the record that would exceed one of these.
 
-    `max_age` of 0 or less is no limit; `max_records` counts what lies between start and end, `max_bytes`
-    their keys and values.
+    `max_age` of 0 or less is no limit; `max_records` counts the records between start and end, `max_bytes`
+    the bytes of their keys and values.
     """
 
     max_age: DurationLike = "5m"
@@ -229,7 +229,7 @@ def _age_ms(age: DurationLike) -> int:
 
 
 class ChainState(NamedTuple):
-    """Where a sender stands in one partition; with `to_bytes` a sender can go on after a restart."""
+    """A sender's position in one partition; saved with `to_bytes`, a sender can resume after a restart."""
 
     chain: int = -1
     """The last chain begun, -1 before the first."""
@@ -258,7 +258,7 @@ class ChainState(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What to send, in order, and the state once it is sent."""
+    """The batches to send, in order, and the state once they are sent."""
 
     pieces: list[RecordColumns]
     after: ChainState
@@ -266,7 +266,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The rules for one sender; the state of each partition is handed in."""
+    """The numbering rules of one sender; the caller passes the state of the partition."""
 
     guid: bytes
     nonce: int = 0
@@ -278,7 +278,7 @@ class Chains:
     """Send no control records; then there are no checksums of chains, and `limits` do not count."""
 
     def data(self, state: ChainState, rows: RecordColumns, now_ms: int) -> Planned:
-        """Send rows; those without a timestamp get `now_ms`, so that a repeat has the same bytes."""
+        """Plan data rows; rows without a timestamp get `now_ms`, so that a repeat has the same bytes."""
         pieces: list[RecordColumns] = []
         source = source_of(key=rows.key, value=rows.value, headers=rows.headers)
         start = 0
@@ -323,7 +323,7 @@ class Chains:
         return Planned(pieces, state)
 
     def control(self, state: ChainState, control: ControlType, payload: bytes | None, now_ms: int) -> Planned:
-        """Send a control record inside a chain (starts and ends are this class's own to send)."""
+        """Plan a control record inside a chain, other than a start or an end."""
         if control in (ControlType.START_OF_CHAIN, ControlType.END_OF_CHAIN):
             raise InvalidError("a chain's start and end are sent by the sender itself; use close_partition")
         if self.headers_only:
@@ -333,7 +333,7 @@ class Chains:
         return Planned(pieces, self._add_control(state, control, payload, now_ms, pieces))
 
     def end(self, state: ChainState, now_ms: int) -> Planned:
-        """Send the partition's last end; nothing when no chain is open, or by a sender of headers only."""
+        """Plan the partition's final end; nothing without an open chain, or for a sender of headers only."""
         pieces: list[RecordColumns] = []
         if state.is_open and not self.headers_only:
             state = self._end(state, now_ms, pieces, flags=FINAL)
@@ -408,7 +408,7 @@ JOINED_BYTES: Final = 1 << 20
 
 
 class Channel:
-    """One partition of a sender."""
+    """A sender's channel to one partition."""
 
     def __init__(self, number: int, state: ChainState) -> None:
         self.number = number
@@ -419,19 +419,19 @@ class Channel:
 
 
 class Shipment(NamedTuple):
-    """One call's records, partition by partition; kept when the call failed, until it is made again."""
+    """One call's records by partition; a failed call's are kept until the call is repeated."""
 
     parts: list[tuple[Channel, Prepared]]
     source: Callable[[], object]
 
 
 class Sender:
-    """Wraps the writer of any log; see the module for its promises.
+    """Wraps the writer of any log and adds integrity metadata; see the module for its invariants.
 
     `checksum` is "adhash2", "adhash" or "none"; `limits` say when chains end. `guid`, `nonce`, `positions` and
     `fixed_time_ms` (the producer's clock in every header) are for senders whose records must be the same at
-    every attempt. `app` is the name that starts of chains give beside host and process, by default the program's; a
-    sender with a `fixed_time_ms` names nobody.
+    every attempt. `app` is the name that starts of chains carry with host and process, by default the program's; a
+    sender with a `fixed_time_ms` writes no origin.
     """
 
     def __init__(
@@ -494,10 +494,10 @@ class Sender:
         partition: int | None = None,
         now_ms: int | None = None,
     ) -> list[Written]:
-        """Number and store the rows; one entry per stored batch, control records among them.
+        """Number and store the rows; returns one entry per stored batch, control records included.
 
         Returns when they are acknowledged, as the wrapped writer's `write` does. After an error write the same
-        table object again, or call `retry()` (S1). `now_ms` is the time that goes into the headers, for
+        table object again, or call `retry()` (S1). `now_ms` is the time written into the headers, for
         callers that replay.
         """
         self._require_open()
@@ -525,9 +525,9 @@ class Sender:
         now_ms: int | None = None,
         source: object = None,
     ) -> list[Written]:
-        """Send a control record, each partition's with its own payload; with `final` end the chain after it.
+        """Send a control record to each partition with its own payload; with `final` also end the chain.
 
-        After an error, a call with the same `source` object is its repeat, as for tables (S1).
+        After an error, a call with the same `source` object counts as its repeat, as for tables (S1).
         """
         self._require_open()
         failed = self._failed_shipment(source)
@@ -546,9 +546,9 @@ class Sender:
         return self._acknowledged(shipment)
 
     def retry(self) -> list[Written]:
-        """Send what earlier errors left owed, the same bytes again; what was stored by it.
+        """Send the records that earlier errors left owed, byte for byte; returns what was stored.
 
-        Those errors are settled then: a table that met one may be written again as a new one.
+        After that, a table whose write had failed may be written again as a new write.
         """
         self._require_open()
         with self._guard:
@@ -567,7 +567,7 @@ class Sender:
         self._end([partition] if partition in self._channels else [], self._now(now_ms))
 
     def close(self, *, graceful: bool = True) -> None:
-        """End every open chain and let go; fine to call twice. Not graceful: end none (S3).
+        """End every open chain and release the writer; idempotent. Not graceful: end no chain (S3).
 
         When it fails the sender stays open: call it again, or give up with `graceful=False`.
         """
@@ -579,7 +579,7 @@ class Sender:
         self._writer.close()
 
     def position(self, partition: int) -> ChainState:
-        """Where the sender stands in a partition: what `positions` of a later sender takes."""
+        """The sender's position in a partition, for the `positions` of a later sender."""
         channel = self._channels.get(partition)
         return ChainState() if channel is None else channel.state
 
@@ -601,7 +601,7 @@ class Sender:
 
     @contextmanager
     def _holding(self, partitions: Iterable[int]) -> Iterator[list[Channel]]:
-        """The channels of some partitions, locked in one order, owing nothing."""
+        """Lock the channels of these partitions in a fixed order, after their owed records are sent."""
         channels = [self._channel(number) for number in sorted(partitions)]
         with ExitStack() as stack:
             for channel in channels:
@@ -627,7 +627,7 @@ class Sender:
             return [self._channels[number] for number in sorted(self._channels)]
 
     def _send(self, planned: list[tuple[Channel, Planned]], source: object) -> Shipment:
-        """Check everything (S2), then give the numbers out, then store."""
+        """Check everything (S2), then assign the numbers, then store."""
         ready = [
             (channel, plan.after, self._outlet.prepare(_compact(plan.pieces), channel.number))
             for channel, plan in planned
@@ -647,7 +647,7 @@ class Sender:
         return shipment
 
     def _acknowledged(self, shipment: Shipment) -> list[Written]:
-        """Wait outside the locks, so that other threads go on while the disk syncs."""
+        """Wait outside the locks, so that other threads continue while the disk syncs."""
         try:
             self._outlet.acknowledge([channel.number for channel, _ in shipment.parts])
         except BaseException:
@@ -667,7 +667,7 @@ class Sender:
         return written
 
     def _finish(self, shipment: Shipment) -> list[Written]:
-        """A call that failed is made again."""
+        """Repeat a call that failed."""
         for channel, _ in shipment.parts:
             with channel.lock:
                 self._pay(channel)
@@ -707,7 +707,7 @@ def _written(shipment: Shipment) -> list[Written]:
 
 
 def _reference(source: object) -> Callable[[], object]:
-    """A table is known again as long as its owner keeps it; nobody can write it again otherwise."""
+    """A weak reference to the table where possible: a freed table cannot be written again."""
     try:
         return weakref.ref(source)
     except TypeError:
@@ -715,14 +715,14 @@ def _reference(source: object) -> Callable[[], object]:
 
 
 def _compact(pieces: list[RecordColumns]) -> list[RecordColumns]:
-    """Small pieces as one, so that a short write is one batch; large ones as they lie."""
+    """Join small pieces, so that a short write is one batch; leave large ones as they are."""
     if len(pieces) == 1 or sum(_bytes_of(piece) for piece in pieces) > JOINED_BYTES:
         return pieces
     return [joined(pieces)]
 
 
 def _bytes_of(rows: RecordColumns) -> int:
-    # what the buffers hold, slices of large columns included: an upper bound is enough here
+    # size of the whole buffers, also for slices of large columns: an upper bound is enough here
     return int(rows.key.nbytes + rows.value.nbytes)
 
 

@@ -1,12 +1,12 @@
-"""A receiver's state of one partition, its encoding as bytes, and the manifest of a push.
+"""A receiver's state of one partition, its binary encoding, and the manifest of a push.
 
 State
 -----
-What a receiver knows of one partition: its producers, and where the partition stands in its push.
+A receiver's state of one partition: its producers, and the phase of its push.
 
-Owns the state's shape, its growth and the expiry of old producers; verdicts are `validator`'s and bytes are
-`checkpoint`'s. `ProducerTable` keeps producers as rows, with a hash index over their GUIDs, so that kernels
-work on it in place; `Producer` values go in and come out for everybody else.
+Owns the producer table, its growth and the expiry of old producers; `validator` gives the verdicts. `ProducerTable`
+keeps producers as rows with a hash index over their GUIDs, so that kernels update it in place; Python code reads and
+writes `Producer` values.
 
 Invariants:
 S1  `next_offset` and the producers describe the same records: they are copied, saved and restored together;
@@ -16,10 +16,10 @@ Thread rule: one thread per state; `copy` shares nothing.
 
 Encoding
 --------
-A receiver's state as bytes, and how old a producer in it may be.
+A receiver's state as bytes, and the maximum age of its producers.
 
-Owns the encoding; where the bytes go is the store's business, in the same commit as the data and
-the offset they describe. Only the drainer's state is ever saved (`roles`).
+Owns the encoding. The store saves the bytes in the same commit as the data and the offset they describe. Only the
+drainer's state is saved (`replica`).
 
 Bytes, big-endian; anything else is a `CorruptError`:
 
@@ -37,9 +37,9 @@ Manifest of a push
 ------------------
 The completeness manifest of a push: what each partition must have received, carried by its end of push.
 
-Owns the manifest's bytes and the comparison with what arrived. Sequences and checksums cannot see that the last
-records of a chain, or a whole producer, never arrived; the manifest can, because it is written by whoever
-knows which senders took part (and only their last attempts).
+Owns the manifest's bytes and its comparison with the received state. Sequences and checksums cannot detect that the
+last records of a chain, or a whole producer, never arrived. The manifest can: it lists every sender that took part, by
+its last attempt only.
 
 Bytes, big-endian (they are the `divc` of an end of push):
 
@@ -82,7 +82,7 @@ _FEWEST_ROWS: Final = 16
 
 
 class Phase(IntEnum):
-    """Where a partition stands in its push; LIVE topics never had one."""
+    """The phase of a partition's push; LIVE topics never had one."""
 
     LIVE = 0
     PUSHING = 1
@@ -95,9 +95,9 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """What is known of one producer in one partition.
+    """The state of one producer in one partition.
 
-    `checksum`, `stamp_sum` and `records` are of the present chain; `data_records` counts over all
+    `checksum`, `stamp_sum` and `records` are of the current chain; `data_records` counts over all
     chains, UNCOUNTED once there was a gap.
     """
 
@@ -139,7 +139,7 @@ class ProducerTable:
         return self._find(guid) >= 0
 
     def __eq__(self, other: object) -> bool:
-        """The same producers in the same states, in whatever order they came."""
+        """Whether both hold the same producers in the same states, in any row order."""
         if not isinstance(other, ProducerTable):
             return NotImplemented
         return self.count == other.count and bool((self.ordered() == other.ordered()).all())
@@ -162,11 +162,11 @@ class ProducerTable:
         return None if row < 0 else self._producer(row)
 
     def put(self, producer: Producer) -> None:
-        """Take the place of what was known of this producer."""
+        """Insert or replace a producer."""
         self.put_all([producer])
 
     def put_all(self, producers: Sequence[Producer]) -> None:
-        """Several different ones at once; those that are new in the order given."""
+        """Insert or replace several distinct producers; new ones are appended in the order given."""
         rows = [self._find(producer.guid) for producer in producers]
         self.reserve(rows.count(-1))
         before = self.count
@@ -183,7 +183,7 @@ class ProducerTable:
             self._reindex()
 
     def reserve(self, more: int) -> None:
-        """Room for `more` producers besides those known."""
+        """Ensure capacity for `more` additional producers."""
         needed = self.count + more
         if needed > len(self.rows):
             rows = np.zeros(max(needed, 2 * len(self.rows)), PRODUCER_ROW)
@@ -192,7 +192,7 @@ class ProducerTable:
             self._reindex()
 
     def keep(self, chosen: NDArray[np.bool_]) -> int:
-        """Forget all others; how many went."""
+        """Remove all other rows; returns how many were removed."""
         kept = self.known[chosen]
         gone = self.count - len(kept)
         if gone:
@@ -232,7 +232,7 @@ class ProducerTable:
 
 @dataclass(slots=True)
 class PartitionState:
-    """All a receiver carries from one batch to the next (S1)."""
+    """The state a receiver carries from one batch to the next (S1)."""
 
     producers: ProducerTable = field(default_factory=ProducerTable)
     phase: Phase = Phase.LIVE
@@ -251,16 +251,16 @@ class PartitionState:
 
     @property
     def newest_time(self) -> int:
-        """The newest time any producer gave, -1 without any."""
+        """The newest producer time, -1 without producers."""
         times = self.producers.known["producer_time"]
         return int(times.max()) if len(times) else NO_TIME
 
     def expire(self, max_age_ms: int, *, now_ms: int) -> int:
-        """Forget producers silent for longer than `max_age_ms` when the newest one spoke, and, above MOST_REMEMBERED
-        producers, the oldest of those that ended for good; how many went.
+        """Forget producers whose time is more than `max_age_ms` behind the newest producer's, and, above
+        MOST_REMEMBERED producers, the oldest of those that have ended; returns how many were forgotten.
 
-        The wall clock expires nobody: `now_ms` only keeps a clock that runs ahead from expiring the others. During a
-        push nobody goes: its manifest lists all who took part.
+        The wall clock expires no producer: with `now_ms`, times more than FUTURE_GUARD_MS ahead do not count as the
+        newest. During a push no producer is forgotten, because the manifest lists all that took part.
         """
         times = self.producers.known["producer_time"]
         if max_age_ms == NEVER or self.phase is Phase.PUSHING:
@@ -312,7 +312,7 @@ _ALL_FLAGS: Final = (1 << len(_FLAGS)) - 1
 
 
 def encode_state(state: PartitionState) -> bytes:
-    """The state as bytes; the same state always gives the same ones."""
+    """Encode the state; equal states give equal bytes."""
     rows = state.producers.ordered()
     packed = np.zeros(len(rows), _ROW)
     for name in (*_NUMBERS, "checksum_type"):
@@ -326,7 +326,7 @@ def encode_state(state: PartitionState) -> bytes:
 
 
 def decode_state(data: bytes) -> PartitionState:
-    """The state in these bytes."""
+    """Decode a state; raises `CorruptError` for any other bytes."""
     if len(data) < _HEAD.size + _CRC.size:
         raise _corrupt(f"{len(data)} bytes are too few")
     magic, version, phase, next_offset, end_of_push, count = _HEAD.unpack_from(data)
@@ -368,13 +368,15 @@ def _corrupt(why: str) -> CorruptError:
 
 
 def max_age_of(given: DurationLike | None) -> int:
-    """A maximum age as users give it, in milliseconds; None and -1 are never."""
+    """Convert a user's maximum age to milliseconds; None and -1 mean never."""
     return NEVER if given is None or given == NEVER else duration_ms(given)
 
 
 def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> int:
-    """The maximum age to use: at least the time a hybrid table rewinds by, or replayed records of producers that
-    were forgotten would not be known as repeats; -1 stays never."""
+    """The maximum age to use, at least the rewind time of a hybrid table; -1 (never) is kept.
+
+    Otherwise replayed records of forgotten producers would not be recognised as duplicates.
+    """
     if configured_ms < NEVER:
         raise InvalidError(f"a maximum age of {configured_ms} ms: choose 0 or more, -1 for never")
     if rewind_ms is not None and rewind_ms < 0:
@@ -383,13 +385,13 @@ def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> in
 
 
 def take_checkpoint(state: PartitionState, *, now_ms: int, max_age_ms: int = NEVER) -> bytes:
-    """The state as bytes, after producers that are too old have left it, in memory too."""
+    """Forget producers that are too old, in memory too, and return the encoded state."""
     state.expire(max_age_ms, now_ms=now_ms)
     return encode_state(state)
 
 
 def restore_checkpoint(data: bytes, *, now_ms: int, max_age_ms: int = NEVER) -> PartitionState:
-    """The state in a checkpoint, without producers that are too old by now's limit."""
+    """Decode a checkpoint, without producers that are too old by the present limit."""
     state = decode_state(data)
     state.expire(max_age_ms, now_ms=now_ms)
     return state
@@ -405,7 +407,7 @@ _SENT = struct.Struct(">16siiQQ")
 
 
 class Sent(NamedTuple):
-    """What one sender sent to one partition: its last position, its last chain's checksum, its data records."""
+    """What one sender sent to one partition: last chain and sequence, last chain's checksum, number of data records."""
 
     guid: bytes
     chain: int
@@ -415,7 +417,7 @@ class Sent(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a receiver knows of one producer; None where it cannot tell."""
+    """What a receiver got from one producer; None where unknown."""
 
     chain: int
     sequence: int
@@ -430,12 +432,12 @@ class Manifest(NamedTuple):
 
     @property
     def records(self) -> int:
-        """Data records of all producers, repeats counted once."""
+        """Data records of all producers, duplicates counted once."""
         return sum(sent.records for sent in self.producers)
 
     @classmethod
     def of(cls, sent: Iterable[Sent]) -> Manifest:
-        """The senders whose work counts. Attempts that share a GUID are one sender, and must agree."""
+        """Build the manifest of these senders. Attempts that share a GUID are one sender and must be equal."""
         known: dict[bytes, Sent] = {}
         for one in sent:
             if known.setdefault(one.guid, one) != one:
@@ -451,7 +453,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Any other bytes than `to_bytes` writes are an `InvalidError`."""
+        """Decode; raises `InvalidError` for bytes that `to_bytes` would not write."""
         if len(data) < _MANIFEST_HEAD.size:
             raise InvalidError(f"a manifest has at least {_MANIFEST_HEAD.size} bytes, this one {len(data)}")
         version, records, count = _MANIFEST_HEAD.unpack_from(data)
@@ -474,7 +476,7 @@ class Manifest(NamedTuple):
 
 
 class Shortfall(NamedTuple):
-    """One producer that did not arrive as the manifest says."""
+    """A producer whose received records differ from the manifest."""
 
     guid: bytes
     expected: Sent
@@ -483,7 +485,7 @@ class Shortfall(NamedTuple):
 
 
 class Completeness(NamedTuple):
-    """A manifest against what arrived. `unlisted` producers (attempts that lost) are not a fault."""
+    """The result of comparing a manifest with what arrived. `unlisted` producers (losing attempts) are no fault."""
 
     shortfalls: tuple[Shortfall, ...]
     unlisted: tuple[bytes, ...]
@@ -493,14 +495,14 @@ class Completeness(NamedTuple):
         return not self.shortfalls
 
     def __str__(self) -> str:
-        """What is short, in words; of many producers the first few."""
+        """The shortfalls as text, limited to `MOST_TOLD` producers."""
         told = "; ".join(shortfall.reason for shortfall in self.shortfalls[:MOST_TOLD])
         more = len(self.shortfalls) - MOST_TOLD
         return f"{told}; and {more} more producers" if more > 0 else told or "all that was sent arrived"
 
 
 def check_manifest(manifest: Manifest, received: Mapping[bytes, Received]) -> Completeness:
-    """Compare exactly: fewer is lost, more or other is damage; both are a shortfall."""
+    """Compare exactly; fewer records (loss) and more or other records (damage) are both a shortfall."""
     shortfalls = []
     for sent in manifest.producers:
         found = received.get(sent.guid)
@@ -514,7 +516,7 @@ def check_manifest(manifest: Manifest, received: Mapping[bytes, Received]) -> Co
 def compare_manifest(
     payload: bytes | None, known: Callable[[bytes], Producer | None]
 ) -> Completeness | str | None:
-    """A push's manifest against what is known of its producers: None when they agree, else how they do not."""
+    """Compare a push's manifest with the known producers: None when they agree, else the difference."""
     try:
         manifest = Manifest.from_bytes(payload or b"")
     except InvalidError as error:
@@ -526,7 +528,7 @@ def compare_manifest(
 
 
 def _received(producer: Producer) -> Received:
-    """What a manifest is compared with; where a chain has a known gap its sum says nothing."""
+    """The values a manifest is compared with; without a checksum where the chain has a known gap."""
     is_whole = producer.registered and not producer.tainted
     records = None if producer.data_records == UNCOUNTED else producer.data_records
     return Received(producer.chain, producer.sequence, producer.checksum if is_whole else None, records)

@@ -1,22 +1,23 @@
-"""Ranges of a partition summed up apart and put together: an audit in parallel, by an associative merge.
+"""Summaries of partition ranges with an associative merge, for the parallel audit.
 
-Owns `RangeSummary`: what is left of a range of records once its payloads are read. Ranges may be cut anywhere and
-summed up anywhere; `merge` puts neighbours together, in whatever grouping, to what one pass over all of them
-gives. Cut into ranges, a record cannot be judged (its producer's state lies in the range before), so that a
-summary answers less than the validator, but exactly:
+Owns `RangeSummary`, the result of reading a range of records. Ranges may be cut anywhere and summarised in any process;
+`merge` joins neighbours, in any grouping, to the summary of one pass over all of them. A record cannot be validated
+within a range alone, because its producer's state lies in the range before. A summary therefore answers less than the
+validator, but exactly:
 
 `departures` are the producers with any record that the validator, live and tolerating nothing, finds not OK, each
-with the offset of the first such record. Everything before it is proven, checksums of chains included; what is
-behind it, and whether compaction or an aged-out head explains it, is for `PartitionValidator`, over the flagged
-producers' partitions only. A partition with records of a push (`has_push`) has a manifest, which is checked there.
+with the offset of the first such record. Everything before that offset is proven, checksums of chains included.
+`PartitionValidator` decides about the records after it, and whether compaction or an aged-out head explains them; it
+reads only the partitions of the flagged producers. A partition with records of a push (`has_push`) has a manifest,
+which is checked there.
 
-A summary keeps one `Run` for every stretch of a producer's records that follow each other without a seam: one per
-chain, and one more for each gap or repeat. Sums are modulo 2^64.
+A summary keeps one `Run` for every sequence of a producer's records without a gap: one per chain, and one more for
+each gap or duplicate. Sums are modulo 2^64.
 
-ADHASH's sum reads every payload a second time, so it is kept only where it can still matter (`_sums_fields`):
-in a chain announced as ADHASH, and in one whose start lies before the range, until its end names another type.
-Elsewhere it is 0, on both sides of a merge. Whoever reads a range batch by batch calls `extend`, which knows
-the chains opened so far and spares the sum in all of them that need none.
+ADHASH's sum reads every payload a second time, so it is computed only where it can matter (`_sums_fields`): in a chain
+announced as ADHASH, and in one whose start lies before the range, until its end names another type. Elsewhere it is 0,
+on both sides of a merge. To read a range batch by batch, call `extend`: it knows the chains opened so far and skips the
+sum in those that do not need it.
 
 Invariants:
 M1  merge(merge(a, b), c) == merge(a, merge(b, c)), and `RangeSummary()` changes nothing;
@@ -63,7 +64,7 @@ _FEWEST_RUNS: Final = 256
 
 
 class Run(NamedTuple):
-    """Records of one producer in one chain, each following the last; a chain's end ends its run."""
+    """Consecutive records of one producer in one chain; a chain's end ends its run."""
 
     chain: int
     first_sequence: int
@@ -89,13 +90,13 @@ class Run(NamedTuple):
     """Whether the end says that its producer sends nothing more."""
 
     def joined(self, after: Run) -> Run | None:
-        """With the run behind it, None where there is a seam."""
+        """This run joined with the following one; None where there is a gap."""
         if not self.goes_on_at(after.chain, after.first_sequence):
             return None
         field_sum = 0
         if _sums_fields(self.announced, after.end):
             field_sum = (self.field_sum + after.field_sum) % _SUMMED
-        return Run(  # spelt out: a merge joins a run for each producer, and `_replace` is slow
+        return Run(  # not `_replace`, which is slow: a merge joins a run for each producer
             self.chain,
             self.first_sequence,
             after.last_sequence,
@@ -115,11 +116,11 @@ class Run(NamedTuple):
         )
 
     def goes_on_at(self, chain: int, sequence: int) -> bool:
-        """Whether a record that is numbered so comes next, without a seam."""
+        """Whether a record with this numbering follows without a gap."""
         return chain == self.chain and sequence == self.last_sequence + 1 and self.end is None
 
     def certified(self) -> EndOfChain:
-        """What the chain's end says when nothing is wrong; only for a run that opens its chain."""
+        """The expected content of the chain's end; only for a run that opens its chain."""
         sums = {ChecksumType.ADHASH2: self.crc_sum, ChecksumType.ADHASH: self.field_sum}
         kind = ChecksumType(self.announced)
         return EndOfChain(kind, sums.get(kind, 0), self.records, self.stamp_sum)
@@ -127,7 +128,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RangeSummary:
-    """A range of one partition; `runs` are each producer's by GUID, in order of offsets."""
+    """The summary of a range of one partition; `runs` are by GUID, each producer's in order of offsets."""
 
     runs: dict[bytes, tuple[Run, ...]] = field(default_factory=dict)
     records: int = 0
@@ -143,7 +144,7 @@ class RangeSummary:
     """Producers of sound heartbeats: the first one's offset, and how many there are."""
 
     def departures(self) -> dict[bytes, int]:
-        """Producers that are not wholly OK, with the offset of the first record that is not."""
+        """Producers with a record that is not OK, with the offset of the first one."""
         found = ((guid, _departure(runs)) for guid, runs in self.runs.items())
         return _earliest({guid: offset for guid, offset in found if offset is not None}, self.bad_heartbeats)
 
@@ -154,7 +155,7 @@ class RangeSummary:
 
 
 def merge(left: RangeSummary, right: RangeSummary) -> RangeSummary:
-    """The summary of two ranges, `left` in front of `right`."""
+    """Return the summary of two adjacent ranges, `left` before `right`."""
     if left.last_offset >= right.first_offset:
         raise InvalidError(
             f"the left range ends at offset {left.last_offset}, the right one begins at {right.first_offset}: "
@@ -178,15 +179,15 @@ def merge(left: RangeSummary, right: RangeSummary) -> RangeSummary:
 
 
 def summarise(batch: pa.RecordBatch) -> RangeSummary:
-    """Sum up records of one partition, in order of offsets."""
+    """Summarise records of one partition, in order of offsets."""
     return extend(RangeSummary(), batch)
 
 
 def extend(summary: RangeSummary, batch: pa.RecordBatch, *, spares_fields: bool = False) -> RangeSummary:
-    """The summary of a range and the records behind it: a merge that costs less (M3).
+    """Return the summary of a range and the records after it, at less cost than a merge (M3).
 
-    With `spares_fields` ADHASH's sum is left out, too, in chains whose start lies before the range: for those who
-    look into such chains again should they turn out to be ADHASH's.
+    With `spares_fields` ADHASH's sum is also left out in chains whose start lies before the range. The caller must
+    then read such a chain again if it turns out to be ADHASH's.
     """
     offsets: NDArray[np.int64] = batch.column("offset").to_numpy()
     if not len(offsets):
@@ -243,7 +244,7 @@ def _concatenated(left: tuple[Run, ...], right: tuple[Run, ...]) -> tuple[Run, .
 
 
 class _Folded:
-    """The runs of one batch, as the kernel leaves them; `numbers` has each record's run."""
+    """The runs of one batch as the kernel returns them; `numbers` has each record's run."""
 
     def __init__(
         self,
@@ -277,7 +278,7 @@ class _Folded:
     def runs(
         self, summary: RangeSummary, batch: pa.RecordBatch, headless: int
     ) -> dict[bytes, tuple[Run, ...]]:
-        """Each producer's, in order of offsets, with sums of fields where they can matter behind `summary`."""
+        """Each producer's runs, in order of offsets, with sums of fields where they can matter after `summary`."""
         guids: list[bytes] = []
         runs: list[Run] = []
         chosen: list[int] = []
@@ -311,9 +312,9 @@ class _Folded:
 
 
 def _sums_fields(announced: int, end: EndOfChain | None, headless: int = _HEADLESS) -> bool:
-    """Whether ADHASH's sum can still decide anything: the chain's start and its end, where known, say ADHASH.
+    """Whether ADHASH's sum can still matter: the chain's start and its end, where known, say ADHASH.
 
-    Where it can for two runs joined it can for each of them, so that a merge has all that it needs.
+    Where this holds for two joined runs it holds for each of them, so that a merge has the sums it needs.
     """
     return announced in (headless, _ADHASH) and (end is None or end.checksum_type == _ADHASH)
 
@@ -328,7 +329,7 @@ def _end(row: Any) -> EndOfChain:
 
 
 def _departure(runs: tuple[Run, ...]) -> int | None:
-    """Where a producer's records first leave the path of one whose every chain is whole; None when never."""
+    """The offset of the first record that is not part of an unbroken series of whole chains; None without one."""
     chain: Run | None = None
     for run in runs:
         chain = _next(chain, run)
@@ -342,7 +343,7 @@ def _departure(runs: tuple[Run, ...]) -> int | None:
 
 
 def _next(chain: Run | None, run: Run) -> Run | None:
-    """The chain so far with the run behind it; None when the run does not belong there."""
+    """The chain extended by the following run; None when that run does not continue it."""
     if run.announced >= 0:
         is_first = chain is None and run.chain == 0
         is_ended = chain is not None and (chain.end is not None or chain.last_sequence == MAX_SEQUENCE)
@@ -350,4 +351,4 @@ def _next(chain: Run | None, run: Run) -> Run | None:
         return run if is_first or is_next else None
     if chain is None or chain.announced != ChecksumType.NONE:
         return None
-    return chain._replace(end=None).joined(run)  # a chain that sums up nothing may go on behind its end
+    return chain._replace(end=None).joined(run)  # a chain without a checksum may continue after its end

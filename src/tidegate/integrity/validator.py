@@ -1,56 +1,56 @@
-"""Validate the records of one partition: settings, metrics, the validator, and warnings about faults.
+"""Validate the records of one partition: the validator, its settings, metrics, and warnings about faults.
 
 Validator
 ---------
-One partition's records judged batch by batch: Arrow in, one verdict per record out.
+Validate one partition's records batch by batch: takes Arrow record batches, returns one verdict per record.
 
-Owns the way of a batch through the kernels (metadata, checksums, decision table) and the state it leaves. The
-rules are those of `kernels.decision_table`; what a caller does about a fault is `policy`'s.
+Owns the passage of a batch through the kernels (metadata, checksums, decision table) and the resulting state. The
+rules are in `kernels.validation`; `OnError` decides the reaction to a fault.
 
 Invariants:
-V1  the verdicts of a stream, and the state after it, do not depend on where it was cut into batches;
+V1  the verdicts of a stream, and the state after it, do not depend on the batch boundaries;
 V2  a batch that stops the partition at a record leaves the state as it was before that record;
-V3  an error raised here (a batch of another shape) has changed nothing.
+V3  an error raised here (a batch with another schema) changes nothing.
 
 Thread rule: one thread per validator; the kernels run without the interpreter lock.
 
 Settings
 --------
-What a receiver is told about a partition before it looks at records: the settings of both validators.
+The settings of a partition's validators.
 
-Owns `ValidationRules` and `OnError`; what else they mean is said where they are used: `judge`, `tolerance`, `policy`.
+Owns `ValidationRules` and `OnError`; the tolerance for gaps is in `verdicts`.
 
-Two kinds of faults are told apart. A *faulty record* (CORRUPT, AFTER_END, UNSUPPORTED) is not what its producer sent,
-so it never goes on: it stops the partition, is dropped, or is set aside. A *gap* (MISSING, UNREGISTERED_PRODUCER)
-is about records that are not there: it stops the partition or is counted, and the record that shows it goes on, unless
-that record does not match its own checksum (Note.DAMAGED) and so is a faulty one, too.
+There are two kinds of faults. A *faulty record* (CORRUPT, AFTER_END, UNSUPPORTED) is not what its producer sent,
+so it is never passed on: it stops the partition, is dropped, or becomes a dead letter. A *gap* (MISSING,
+UNREGISTERED_PRODUCER) is about missing records: it stops the partition or is counted, and the record after the gap is
+passed on, unless it does not match its own checksum (Note.DAMAGED) and is therefore faulty, too.
 
 Thread rule: values.
 
 Metrics
 -------
-What validation counts for `tidegate.metrics`: the names, their labels, and who adds to them.
+The metrics of validation: names, labels, and which stage updates them.
 
     tidegate_judged_records_total     verdict   records by verdict; `unmanaged` are those without metadata
     tidegate_integrity_faults_total   phase     records with a fault, before a push had ended and otherwise
-    tidegate_integrity_notes_total    note      records that passed for a reason: gaps tolerated, and so on
+    tidegate_integrity_notes_total    note      records accepted with a note: gaps tolerated, and so on
     tidegate_tracked_producers                  gauge: producers that a receiver holds in memory
     tidegate_expired_producers_total            producers forgotten because of their age
     tidegate_checkpoints_total                  checkpoints taken
     tidegate_checkpoint_bytes                   gauge: the size of the last one
 
-All have the labels topic, partition and stage, which says who looked: `validator`, `consumer`, `drainer` or
-`audit`; a record that passes several of them is counted by each. Added to once per batch, never per record.
+All have the labels topic, partition and stage (`validator`, `consumer`, `drainer` or `audit`); each stage counts the
+records it validates. They are updated once per batch, never per record.
 
-Thread rule: one thread per `Counters`; the metrics behind them are shared by all.
+Thread rule: one thread per `Counters`; the metrics behind them are shared.
 
 Counts and warnings
 -------------------
-What is said and counted about faults: every fault counts, few are told.
+Fault counters and rate-limited warnings: every fault is counted, few are logged.
 
-Owns the counters of a partition and the throttle of its warnings; what a fault does to the partition is
-`rules`'. A leader that takes over can meet one fault per producer at once, so there is at most one line per
-kind of fault and minute; the next line says how many were not told.
+Owns the counters of a partition and the throttle of its warnings; `ValidationRules` decides what a fault does to the
+partition. A new leader can meet one fault per producer at once, so there is at most one line per kind of fault and
+minute; the next line gives the number that was suppressed.
 
 Thread rule: one thread per `FaultLog`.
 """
@@ -108,8 +108,8 @@ OLD_WORDS: Final = {"stop": "fail", "warn": "keep", "quarantine": "keep", "skip"
 
 
 class OnError(StrEnum):
-    """What a fault does: the partition stops (FAIL), or goes on without the faulty record, which is only counted
-    (DROP) or set aside as a dead letter, too (KEEP). After a gap there is no faulty record: DROP and KEEP count it."""
+    """The reaction to a fault: stop the partition (FAIL), or continue without the faulty record, which is counted
+    (DROP) or counted and kept as a dead letter (KEEP). A gap has no faulty record: DROP and KEEP only count it."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -117,7 +117,7 @@ class OnError(StrEnum):
 
     @classmethod
     def of(cls, word: str) -> OnError:
-        """The policy of this word; an old spelling is refused with the new one."""
+        """Parse a policy; raises for an old spelling and names the new one."""
         try:
             return cls(word)
         except ValueError:
@@ -131,7 +131,7 @@ def require_new_names(
     new: Mapping[str, str],
     words: Mapping[str, str] = OLD_WORDS,
 ) -> None:
-    """Refuse keywords of a call that have another name now, and name it; `words` are the old words for its values."""
+    """Raise for keywords of a call that were renamed, naming the new one; `words` are the old words for its values."""
     for name, said in given.items():
         if name not in new:
             raise TypeError(f"{call.partition('(')[0]}() got an unexpected keyword argument {name!r}")
@@ -144,7 +144,7 @@ Policy: TypeAlias = OnError | Mapping[Verdict, OnError]
 
 
 def policy_of(said: str | Mapping[str, str]) -> Policy:
-    """A policy from words: `"keep"`, or `{"missing": "fail", "corrupt": "drop"}`."""
+    """Parse a policy: `"keep"`, or `{"missing": "fail", "corrupt": "drop"}`."""
     if isinstance(said, str):
         return OnError.of(said)
     known = {verdict.label: verdict for verdict in sorted(FATAL)}
@@ -156,12 +156,12 @@ def policy_of(said: str | Mapping[str, str]) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class ValidationRules:
-    """How the records of one partition are judged.
+    """The validation settings of one partition.
 
-    `during_push` and `otherwise` say what a fault does before a push has ended, and after it or where there is
-    none. `head_may_be_gone`: the log no longer begins at its first record, so unknown producers may be met in
-    the middle of a chain. `strict` makes a record without metadata a fault. `batch_only`: nothing but a push
-    belongs here. `payloads=False` trusts the data records' own checksums and reads no payload.
+    `during_push` is the policy before a push has ended, `otherwise` the one after it or without a push.
+    `head_may_be_gone`: the log no longer begins at its first record, so unknown producers may start in the middle of
+    a chain. `strict` makes a record without metadata a fault. `batch_only`: data after the end of a push gets the note
+    UNEXPECTED. `payloads=False` trusts the data records' own checksums and reads no payload.
     """
 
     during_push: Policy = OnError.FAIL
@@ -178,14 +178,14 @@ class ValidationRules:
             raise InvalidError(f"max_producers={self.max_producers}: choose 1 to {2**29}")
 
     def action(self, verdict: Verdict, phase: Phase) -> OnError:
-        """What this fault does; a record without metadata where all must have it counts as UNSUPPORTED."""
+        """The policy for this fault; under `strict` a record without metadata counts as UNSUPPORTED."""
         policy = self.otherwise if phase.is_settled else self.during_push
         if isinstance(policy, OnError):
             return policy
         return policy.get(Verdict.UNSUPPORTED if verdict is Verdict.UNMANAGED else verdict, OnError.KEEP)
 
     def verdicts_with(self, action: OnError, phase: Phase) -> int:
-        """The fatal verdicts with this policy, as a set of bits."""
+        """The fatal verdicts with this policy, as a bit mask."""
         judged = (*FATAL, Verdict.UNMANAGED)
         return sum(1 << verdict for verdict in judged if self.action(verdict, phase) is action)
 
@@ -201,7 +201,7 @@ _PLACE: Final = ("topic", "partition", "stage")
 
 
 class Counters:
-    """The instruments of one partition at one stage."""
+    """The metrics of one partition at one stage."""
 
     def __init__(self, metrics: Metrics, topic: str, partition: int, stage: str) -> None:
         self._place = {"topic": topic, "partition": partition, "stage": stage}
@@ -222,7 +222,7 @@ class Counters:
         self._bytes = metrics.gauge("tidegate_checkpoint_bytes", "size of the last checkpoint", _PLACE)
 
     def take(self, judged: Judged, tracked: int) -> None:
-        """A batch; `tracked` producers are held after it."""
+        """Count a batch; `tracked` is the number of producers after it."""
         for verdict, count in judged.counts.items():
             if count:
                 self._records.add(count, verdict=verdict.label, **self._place)
@@ -239,18 +239,18 @@ class Counters:
         self._tracked.set(tracked, **self._place)
 
     def checkpointed(self, size: int, tracked: int) -> None:
-        """A checkpoint of so many bytes, with the producers that are left."""
+        """Count a checkpoint of `size` bytes; `tracked` is the number of producers left."""
         self._checkpoints.add(1, **self._place)
         self._bytes.set(size, **self._place)
         self._tracked.set(tracked, **self._place)
 
     def expired(self, count: int) -> None:
-        """Producers that were forgotten."""
+        """Count forgotten producers."""
         if count:
             self._expired.add(count, **self._place)
 
     def released(self) -> None:
-        """Nothing is held any more."""
+        """Reset the gauge of tracked producers."""
         self._tracked.set(0, **self._place)
 
 
@@ -266,7 +266,7 @@ _IS_GAP: Final = np.array([verdict in GAPS for verdict in Verdict])
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The outcome of one batch; arrays have one element per record before `stop`."""
+    """The result of one batch; arrays have one element per record before `stop`."""
 
     verdicts: NDArray[np.uint8]
     rules: NDArray[np.uint8]
@@ -287,7 +287,7 @@ class Judged:
 
     @property
     def dropped(self) -> NDArray[np.bool_]:
-        """Faulty data records that are left out and not set aside."""
+        """Mask of faulty data records that are dropped."""
         left_out = self.is_fatal & ~self.kept & ~self.aside & ~self.columns.is_control
         if self.stop_at is not None:
             left_out[self.stop_at] = False
@@ -295,17 +295,17 @@ class Judged:
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """How often each verdict was given."""
+        """The number of records per verdict."""
         counted = np.bincount(self.verdicts, minlength=len(Verdict))
         return {verdict: int(counted[verdict]) for verdict in Verdict}
 
     def noted(self, note: Note) -> int:
-        """How many records carry a note."""
+        """The number of records with a note."""
         return int(((self.notes & note) != 0).sum())
 
 
 class PartitionValidator:
-    """The validator of one partition; what it finds is added to `metrics`, where given."""
+    """The validator of one partition; it updates `metrics` where given."""
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class PartitionValidator:
         self._counters = None if metrics is None else Counters(metrics, topic, partition, VALIDATOR)
 
     def validate(self, batch: pa.RecordBatch, now_ms: int) -> Judged:
-        """Judge the next records of the partition, in offset order; `now_ms` is the round's one time."""
+        """Validate the next records of the partition, in offset order; `now_ms` is the round's fixed time."""
         offsets, times = int64s(batch, "offset"), times_of(batch)
         if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
             raise InvalidError(
@@ -399,7 +399,7 @@ class PartitionValidator:
 
 
 class _Run:
-    """One batch on its way through the kernel."""
+    """The pass of one batch through the kernel."""
 
     def __init__(
         self,
@@ -424,7 +424,7 @@ class _Run:
         self._state[PUSH_END] = state.end_of_push
 
     def walk(self, settings: Settings, state: PartitionState) -> None:
-        """On from the row it stands at, until the kernel has a reason to ask."""
+        """Run the kernel from the current row until it returns for a decision in Python."""
         producers = state.producers
         self.row = int(
             validate_batch(
@@ -447,7 +447,7 @@ class _Run:
 
 
 class _Findings(Sequence[Finding]):
-    """The faults of one batch that are told, made one by one: a flood of them costs nothing until read."""
+    """The findings of one batch as a lazy sequence: a finding is built when it is read."""
 
     def __init__(self, run: _Run, topic: str, partition: int, shortfall: str) -> None:
         self._run, self._topic, self._partition, self._shortfall = run, topic, partition, shortfall
@@ -483,7 +483,7 @@ class _Findings(Sequence[Finding]):
 
 
 def reasons_of(rows: NDArray[np.int64], judged: Judged, batch: pa.RecordBatch) -> tuple[str, ...]:
-    """Why each of these rows of a judged batch is faulty: its finding, or its verdict alone in a flood of them."""
+    """Why each of these rows is faulty: its finding, or only its verdict beyond the limit of findings."""
     if not len(rows):
         return ()
     told = {finding.offset: str(finding) for finding in judged.findings}
@@ -506,7 +506,7 @@ logger = logging.getLogger(__name__)
 
 
 class Throttle:
-    """Lets one of a kind through per interval, and counts what it held back."""
+    """Rate limiter: passes one event per kind and interval and counts the suppressed ones."""
 
     def __init__(self, quiet_ms: int = QUIET_MS) -> None:
         self._quiet_ms = quiet_ms
@@ -514,7 +514,7 @@ class Throttle:
         self._held: Counter[str] = Counter()
 
     def held_back(self, kind: str, now_ms: int, count: int = 1) -> int | None:
-        """Of `count` new ones, whether to speak: the number not told since the last time; None to stay quiet."""
+        """Add `count` events; returns the number suppressed since the last line if one is due, else None."""
         last = self._last.get(kind)
         if last is not None and 0 <= now_ms - last < self._quiet_ms:
             self._held[kind] += count
@@ -526,7 +526,7 @@ class Throttle:
 
 @dataclass(slots=True)
 class FaultCounts:
-    """What a partition's records were found to be; `faults` are the fatal ones, `expired` and `tracked` producers."""
+    """Counts of a partition: records by verdict, `faults` (fatal ones), `expired` and `tracked` producers."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     notes: Counter[Note] = field(default_factory=Counter)
@@ -543,7 +543,7 @@ class FaultLog:
     """Counts the verdicts of one partition and warns about faults, at most once a minute for each kind."""
 
     def __init__(self, *, throttle: Throttle | None = None) -> None:
-        """With a `throttle` that outlives it, a log made anew does not say again what was just said."""
+        """Pass a `throttle` that lives longer to keep the rate limit across instances."""
         self.counts = FaultCounts()
         self._throttle = throttle or Throttle()
 
@@ -572,7 +572,7 @@ class FaultLog:
 
 
 def stopping_error(judged: Judged) -> IntegrityError | None:
-    """The error of a partition that stopped at a fault; None when it goes on."""
+    """The error of a partition that stopped at a fault, else None."""
     if judged.stop_at is None:
         return None
     finding: Finding = judged.findings[-1]

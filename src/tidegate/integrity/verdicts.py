@@ -1,35 +1,34 @@
-"""What validation says about a record: verdicts, rules, notes, findings, and the tolerance for gaps.
+"""The result of validating a record: verdicts, rules, notes, findings, and the tolerance for gaps.
 
 Verdicts
 --------
-The outcome of looking at one record: a verdict, the rule that gave it, and what else is worth knowing.
+The outcome of validating one record: a verdict, the rule that gave it, and notes to count.
 
-A verdict is a value, never an exception. *Fatal* verdicts stop a partition before the end of a push; after it they
-are counted, and a faulty record is left out (`rules`). DUPLICATE is benign, UNMANAGED and HEARTBEAT say that there was
-nothing to judge.
+A verdict is a value, never an exception. By default *fatal* verdicts stop a partition before the end of a push; after
+it they are counted, and a faulty record is left out (`validator.ValidationRules`). DUPLICATE is benign; UNMANAGED and
+HEARTBEAT records are not validated.
 
 Tolerance for gaps
 ------------------
-When a gap in a producer's numbering may be log compaction's work, and so is no loss.
+Decides when a gap in a producer's numbering may come from log compaction and is therefore not a loss.
 
-Compaction leaves a record alone until it is `min.compaction.lag.ms` old; a gap in front of a younger record is loss.
-The age is that of the *incoming* record, as in Venice. With the *previous* record's age a producer that was silent for
-longer than the lag could hide loss; gaps that pass only because of it carry a note of their own (TOLERATED_SUSPECT).
+Compaction keeps a record until it is `min.compaction.lag.ms` old, so a gap in front of a younger record is loss. The
+age is that of the *incoming* record, as in Venice. By the *previous* record's age, a producer that was silent for
+longer than the lag could hide loss; gaps that pass only by that age carry the note TOLERATED_SUSPECT.
 
-Where it is known how far a partition was compacted (`compacted_below`, see `log.checkpoints`), a gap
-behind a record at or above that offset is loss whatever its age. A gap that begins below that offset and ends above it
-is tolerated as suspect: compaction keeps the last record of what it cleans, unless another producer wrote its key.
+Where the offset below which a partition was compacted is known (`compacted_below`, see `log.checkpoints`), a gap after
+a record at or above that offset is loss at any age. A gap that begins below that offset and ends above it is tolerated
+as suspect: compaction keeps the last record of the range it cleans, unless another producer wrote the same key.
 
-Time is the log's (the record's timestamp; a negative one is none); now is the round's one fixed time, handed in.
+Record times are log timestamps (negative: none); `now_ms` is fixed for the whole round and passed by the caller.
 
 Thread rule: values and pure functions; `compacted_below` may read a file.
 
 Findings
 --------
-One fault, with all that helps to find its cause.
+One fault with the facts needed to find its cause.
 
-A `Finding` is a value with the facts; its text is made only when somebody reads it, because a flood of faults
-must not cost more than counting them.
+A `Finding` formats its text only when it is read, so that a large number of faults costs no more than counting them.
 
 Thread rule: values.
 """
@@ -49,7 +48,7 @@ from tidegate.integrity.header import Stamp
 
 
 class Verdict(IntEnum):
-    """What is known of a record."""
+    """The result of validating one record."""
 
     OK = 0
     DUPLICATE = 1
@@ -84,7 +83,7 @@ GAPS: Final = frozenset({Verdict.MISSING, Verdict.UNREGISTERED_PRODUCER})
 
 
 class Rule(IntEnum):
-    """The row of the decision table that decided. A: which chain; B: which sequence; C: which checksum."""
+    """The row of the decision table that gave the verdict. A: by chain; B: by sequence; C: by checksum."""
 
     NONE = 0
     A1 = 1  # unknown producer opens its chain 0
@@ -117,17 +116,17 @@ class Rule(IntEnum):
 
 
 class Note(IntFlag):
-    """What else is worth counting about a record."""
+    """Notes about a record that are counted beside its verdict."""
 
     NONE = 0
     TOLERATED = 1  # a gap before it is explained by compaction
-    TOLERATED_SUSPECT = 2  # … by the age of the record before; this one is young: real loss could hide here
+    TOLERATED_SUSPECT = 2  # … only by the age of the previous record; this one is young: may hide real loss
     UNREGISTERED = 4  # its chain was entered in the middle, so its checksum cannot be tested
     TAINTED = 8  # its chain has a known fault or gap, so its checksum is not tested again
-    IGNORED = 16  # a start or end of push that comes again, or too late: it says nothing new
-    UNEXPECTED = 32  # data after the end of a push in a partition that takes nothing else
+    IGNORED = 16  # a start or end of push that is repeated or too late: ignored
+    UNEXPECTED = 32  # data after the end of a push in a `batch_only` partition
     DURING_PUSH = 64  # on faults: judged before the push had ended
-    DAMAGED = 128  # on gaps: the record that shows the gap does not match its own checksum either
+    DAMAGED = 128  # on gaps: the record after the gap does not match its own checksum either
 
 
 # -- tolerance for gaps ----------------------------------------------------------------------------
@@ -143,9 +142,12 @@ INCOMING: Final = "incoming"
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """`compaction_lag_ms` is -1 where the topic is not compacted; `always` is for a stage behind something that
-    removes records by design, such as conflict resolution before the store. `compacted_below` answers the offset
-    below which compaction may have removed records; ask it after the records were read, because it moves on."""
+    """Which gaps are tolerated.
+
+    `compaction_lag_ms` is -1 where the topic is not compacted. `always` is for a stage behind one that removes records
+    by design, such as conflict resolution before the store. `compacted_below` returns the offset below which compaction
+    may have removed records; call it after the records were read, because the offset advances.
+    """
 
     compaction_lag_ms: int = NOT_COMPACTED
     anchor: str = INCOMING
@@ -167,7 +169,7 @@ class Tolerance:
     def note(
         self, offset: int, log_time: int, now_ms: int, *, known_offset: int = -1, known_time: int = -1
     ) -> Note:
-        """NONE when a gap before the record at `offset` is loss; `known_…` is its producer's last record before."""
+        """The note for a tolerated gap before `offset`, NONE for loss; `known_…`: the producer's last record."""
         if self.always:
             return Note.TOLERATED
         if self.compaction_lag_ms == NOT_COMPACTED:
@@ -185,7 +187,7 @@ class Tolerance:
         return Note.TOLERATED
 
     def doubt(self, log_start: int = 0) -> str:
-        """Where loss would not show, as a clause; empty where every gap is a fault."""
+        """Where loss would not be detected, as a clause; empty where every gap is a fault."""
         if self.always:
             return "every gap is tolerated here, so loss would not show"
         if self.compaction_lag_ms == NOT_COMPACTED:
@@ -208,7 +210,7 @@ class Tolerance:
 
 
 def tolerance_of(log: Any, topic: str, partition: int) -> Tolerance:
-    """How gaps in a partition of a log, embedded or a cluster, are judged: by its topic's settings."""
+    """The tolerance for gaps in a partition, embedded or of a cluster, by its topic's settings."""
     config = log.describe(topic).config
     if not config.compacts:
         return Tolerance(NOT_COMPACTED)
@@ -220,7 +222,7 @@ def tolerance_of(log: Any, topic: str, partition: int) -> Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fatal verdict: where, whose, and what was known before. None where nothing was known."""
+    """A fatal verdict: partition, offset, producer, and the state before it (None where unknown)."""
 
     topic: str
     partition: int
@@ -251,7 +253,7 @@ class Finding:
         computed_crc: int,
         shortfall: str,
     ) -> Finding:
-        """From the rows of the kernel: `before` is the producer's state in front of the record, or None."""
+        """Build from the kernel's rows: `before` is the producer's state before the record, or None."""
         detail = shortfall
         if stamp is not None and computed_crc != stamp.crc:
             detail = f"its checksum is {computed_crc:08x}, its header says {stamp.crc:08x}"
@@ -302,7 +304,7 @@ class Finding:
         return "; ".join(parts)
 
     def error(self) -> IntegrityError:
-        """As the exception that ends an ingestion."""
+        """The finding as the exception that stops ingestion."""
         return IntegrityError(
             str(self),
             topic=self.topic,
@@ -314,7 +316,7 @@ class Finding:
 
 
 def _broken_chain(before: Any, record: Any) -> str:
-    """What the end of a chain certifies and what came; equal contents mean that only headers were changed."""
+    """The text of certified against received sums; equal contents mean that only headers were changed."""
     came, certified = int(before["checksum"]), int(record["certified_checksum"])
     counts = int(before["records"]), int(record["certified_records"])
     if (came, counts[0]) == (certified, counts[1]):

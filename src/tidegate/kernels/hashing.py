@@ -5,50 +5,49 @@ XXH64
 XXH64 with seed 0 over the values of a binary column (the algorithm: xxHash specification 0.1.1, XXH64).
 
 Values come as an Arrow binary column has them: one byte buffer and n + 1 int32 offsets, not starting at 0 for
-a slice. The caller has compared the offsets with the buffer: they never fall and end inside it.
+a slice. The caller has validated the offsets: they never decrease and end inside the buffer.
 
 Murmur2, Kafka's partitioner
 ----------------------------
-Which partition a key belongs to: murmur2 with Kafka's seed, over a whole column of keys at once.
+The partition of each key of a column: murmur2 with Kafka's seed.
 
 Kafka's default partitioner hashes the key bytes to a signed 32-bit number, clears its sign bit and takes the
 rest modulo the number of partitions; every client that shares a topic must agree on it.
 
-Keys arrive as Arrow binary columns do: one byte buffer and n + 1 int32 offsets, with a mask of the rows that
-have a key. Numbers are kept in 64 bits and cut to 32 after each step, so that the plain Python form of the
-kernel computes the same.
+Keys are given as an Arrow binary column: one byte buffer and n + 1 int32 offsets, with a mask of the rows that have a
+key. Numbers are kept in 64 bits and truncated to 32 after each step, so that the plain-Python form of the kernel gives
+the same result.
 
 CRC-32
 ------
 CRC-32 (IEEE, zlib's) inside kernels.
 
-Owns the arithmetic; what is checksummed is the caller's. A CRC on its way is a 64-bit number whose upper half
-is zero, inverted: it begins as `ONES` and ends by `^ ONES`, as zlib does inside.
+Owns the arithmetic; the caller chooses the bytes. An unfinished CRC is a 64-bit number whose upper half is zero,
+inverted: it begins as `ONES` and ends with `^ ONES`, as in zlib.
 
-Sixteen bytes a step where the processor multiplies without carries (x86 `pclmulqdq`, chosen when the module is
-loaded; numba keeps compiled kernels apart by processor): the remainder of a polynomial is the remainder of
-its high half times a constant plus its low half, so 128 bits fold onto the next 128 by two multiplications,
-and two more steps bring 128 bits to 32. What is left, and everything elsewhere, goes through tables of eight
-bytes a step.
+It takes sixteen bytes per step on processors with carry-less multiplication (x86 `pclmulqdq`, chosen when the module is
+loaded; numba caches kernels per processor): the remainder of a polynomial is the remainder of its high half times a
+constant plus its low half, so 128 bits fold onto the next 128 by two multiplications, and two more steps reduce 128
+bits to 32. The remaining bytes, and all bytes on other processors, use tables of eight bytes per step.
 
 SipHash and the table of key fingerprints
 -----------------------------------------
 Record keys as 128-bit fingerprints in an open-addressing table: key → the last offset it was seen at.
 
-The fingerprint is SipHash-2-4 with 128 bits of output under a secret drawn for each table, so two keys meet
-by chance only (about n²/2^129) and nobody who chooses keys can make them meet; nothing of a key is stored.
+The fingerprint is SipHash-2-4 with 128 bits of output under a random secret per table, so two keys collide only by
+chance (about n²/2^129), and chosen keys cannot be made to collide; the keys themselves are not stored.
 
 Table: one C-ordered uint64 row of three words for each slot,
 
     | low half of the fingerprint | high half | offset + 1 |
 
 where a last word of 0 marks an empty slot. A fingerprint starts at slot (its bits 32 to 63) × slots / 2^32
-and moves on by one slot until it is found or a slot is empty; nothing is ever removed, so there are no
-holes. The caller keeps at least one slot empty, or a look-up would never end.
+and probes linearly until it is found or a slot is empty; entries are never removed, so there are no tombstones. The
+caller keeps at least one slot empty, so that a look-up ends.
 
-Keys arrive as Arrow binary columns do: one byte buffer and n + 1 int32 offsets, with a mask of the rows that
-take part. Fingerprints are made for many keys before any is looked up: then the look-ups, which mostly wait for
-memory, wait together. All kernels release the interpreter lock.
+Keys are given as an Arrow binary column: one byte buffer and n + 1 int32 offsets, with a mask of the rows to process.
+Fingerprints are computed for many keys before any is looked up, so that the cache misses of the look-ups overlap. All
+kernels release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def xxh64(data: Any, start: int, stop: int) -> Any:
 
 @kernel(types.void(READ_BYTES, READ_INT32S, UINT64S))
 def hash_values(data: Any, bounds: Any, hashes: Any) -> None:
-    """The hash of each value; `hashes` has one place for each."""
+    """Write the hash of each value to `hashes`."""
     source = pointer(data)
     for row in range(hashes.shape[0]):
         hashes[row] = xxh64(source, int64(bounds[row]), int64(bounds[row + 1]))
@@ -223,7 +222,7 @@ MULTIPLIES: Final = "+pclmul" in str(cpu_target.target_context.codegen().magic_t
 
 
 def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Row k turns a byte into its effect on the CRC k bytes later."""
+    """Row k maps a byte to its effect on the CRC k bytes later."""
     tables = np.zeros((8, 256), dtype=np.uint32)
     for byte in range(256):
         crc = byte
@@ -241,7 +240,7 @@ _T: Final = _tables()
 
 @register_jitable
 def fold_int32(crc: Any, value: Any) -> Any:
-    """Four more bytes: the low half of `value`, big-endian."""
+    """Add four bytes to the CRC: the low half of `value`, big-endian."""
     first = _T[3, (crc ^ (value >> 24)) & 0xFF] ^ _T[2, ((crc >> 8) ^ (value >> 16)) & 0xFF]
     second = _T[1, ((crc >> 16) ^ (value >> 8)) & 0xFF] ^ _T[0, ((crc >> 24) ^ value) & 0xFF]
     return np.int64(first ^ second)
@@ -249,13 +248,13 @@ def fold_int32(crc: Any, value: Any) -> Any:
 
 @register_jitable
 def fold_int64(crc: Any, value: Any) -> Any:
-    """Eight more bytes: `value`, big-endian."""
+    """Add eight bytes to the CRC: `value`, big-endian."""
     return fold_int32(fold_int32(crc, value >> 32), value)
 
 
 @register_jitable
 def fold_bytes(crc: Any, data: Any, start: Any, stop: Any) -> Any:
-    """The bytes data[start:stop] more; `data` is a pointer."""
+    """Add the bytes data[start:stop] to the CRC; `data` is a pointer."""
     at = start
     if MULTIPLIES and stop - at >= BLOCK:
         blocks = (stop - at) >> 4
@@ -282,7 +281,7 @@ def fold_bytes(crc: Any, data: Any, start: Any, stop: Any) -> Any:
 
 
 def fold_blocks(crc: int, data: Any, start: int, blocks: int) -> int:
-    """`blocks` times sixteen bytes from `start` more, at least one block."""
+    """Add `blocks` times sixteen bytes from `start` to the CRC, at least one block."""
     stop = start + BLOCK * blocks
     if blocks < 1 or not 0 <= start <= len(data) - BLOCK * blocks:
         raise IndexError(f"blocks from {start} to {stop} of {len(data)} bytes")
@@ -312,7 +311,7 @@ def _fold_blocks(context: Any, builder: Any, signature: Any, arguments: Any) -> 
     )
 
     def times(left: Any, right: Any, halves: int) -> Any:
-        """Half of `left` (low digit of `halves`) times half of `right` (high digit)."""
+        """Carry-less product of a half of `left` (low digit of `halves`) and a half of `right` (high digit)."""
         return builder.call(multiply, [left, right, ir.Constant(ir.IntType(8), halves)])
 
     def block_at(position: Any) -> Any:

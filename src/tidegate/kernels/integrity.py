@@ -2,26 +2,25 @@
 
 Reading headers
 ---------------
-The `div` and `divc` headers of many records at once, over Arrow buffers (layouts: `integrity/header.py`).
+Decodes the `div` and `divc` headers of many records, over Arrow buffers (layouts: `integrity/header.py`).
 
-`read_stamps` turns a headers column into one `STAMP_ROW` per record. Any bytes give rows, never an error: a
-record without `div` is unmanaged, one whose metadata cannot be taken at its word is malformed (the rules:
-`integrity/columns.py`).
+`read_stamps` converts a headers column into one `STAMP_ROW` per record. It never fails: a record without `div` is
+unmanaged, one with invalid metadata is malformed (the rules: `integrity/columns.py`).
 
 Checksums
 ---------
-The checksums of many records at once, over Arrow buffers (what they cover: `integrity/columns.py`).
+Computes the checksums of many records, over Arrow buffers (what they cover: `integrity/columns.py`).
 
-Owns the loop; the arithmetic is `crc32`'s. A library computes one CRC per call, and a call per record from
+Owns the loop; the CRC arithmetic is in `hashing`. A library computes one CRC per call, and a call per record from
 Python costs more than the checksum.
 
 Writing headers
 ---------------
-Fresh `div` headers for many records, over Arrow buffers (layout: `integrity/header.py`).
+Writes new `div` headers for many records, over Arrow buffers (layout: `integrity/header.py`).
 
 `stamp_records` numbers and check-sums rows as long as they fit their chain, and writes 40 bytes for each;
-`measure_headers` and `merge_headers` put those behind the headers the rows came with. A `div` or `divc` that
-a row came with is left out: it belonged to another log.
+`measure_headers` and `merge_headers` append those to the rows' existing headers. An existing `div` or `divc` is left
+out, because it belongs to another log.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def is_checksum_type(number: int) -> bool:
 
 @register_jitable
 def read_payload(control: int, entry: int, value: Column, into: Any, row: int) -> bool:
-    """Take what `divc` says into the row; whether it is what this control type needs."""
+    """Decode `divc` into the row; returns whether it is valid for this control type."""
     if control > END_OF_CHAIN:  # its payload is free, or this release does not know it
         into[row]["payload"] = max(entry, NONE)
         return entry != REPEATED
@@ -217,7 +216,7 @@ SCHEMA: Final = 0
 
 @register_jitable
 def data_crc(kind: Any, key: Column, key_left_out: int, value: Column, row: int) -> Any:
-    """The CRC on its way over kind, key (but for its last bytes) and value."""
+    """The unfinished CRC over kind, key (without its last bytes) and value."""
     crc = fold_int32(np.int64(ONES), np.int64(kind))
     length = length_at(key, row)
     crc = fold_int32(crc, length)
@@ -252,7 +251,7 @@ def data_field_sum(kind: Any, key: Column, value: Column, row: int) -> Any:
 def record_checksums(source: RecordSource, stamps: Any, payloads: int, out: Any) -> None:
     """One CRC per record into `out`, 0 for those that are not managed.
 
-    Without `payloads` only control records are computed; for the others the header's own answer stands.
+    Without `payloads` only control records are computed; for the others the header's checksum is copied.
     """
     into = pointer(out)
     key, value, payload = column_of(source.key), column_of(source.value), column_of(source.header_value)
@@ -311,7 +310,7 @@ DELETE: Final = 1
 ADHASH: Final = 4
 ADHASH2: Final = 5
 CONTROL_KEY_BYTES: Final = 33
-# Positions in the array `stamp_records` answers through.
+# Positions in the result array of `stamp_records`.
 STOP: Final = 0
 CHECKSUM: Final = 1
 USED_BYTES: Final = 2
@@ -350,7 +349,7 @@ def stamp_records(
 ) -> None:
     """Write the headers of rows `start` to `stop`, or of as many as have at most `max_bytes` of key and value.
 
-    `template` is the header but for kind, sequence and checksum; the first row gets `sequence`. Answers the
+    `template` is the header without kind, sequence and checksum; the first row gets `sequence`. Writes to `answer` the
     row after the last, the chain's summand, the bytes used, and the first row with a reserved key, or -1.
     """
     target, blank = pointer(into), pointer(template)
@@ -385,7 +384,7 @@ def stamp_records(
     answer[STOP], answer[CHECKSUM], answer[USED_BYTES], answer[RESERVED_ROW] = row, total, used, reserved
 
 
-# Positions in the array `measure_headers` answers through.
+# Positions in the result array of `measure_headers`.
 ENTRIES: Final = 0
 KEY_BYTES: Final = 1
 VALUE_BYTES: Final = 2
@@ -394,7 +393,7 @@ NULL_VALUES: Final = 3
 
 @kernel(types.void(RECORD_SOURCE, INT64, INT64, INT64S))
 def measure_headers(source: RecordSource, start: int, stop: int, answer: Any) -> None:
-    """How many headers of rows `start` to `stop` are kept, and what they take."""
+    """Count the kept headers of rows `start` to `stop`, and their bytes."""
     ends = pointer(source.header_ends)
     key, value = column_of(source.header_key), column_of(source.header_value)
     entries, key_bytes, value_bytes, nulls = 0, 0, 0, 0
@@ -429,7 +428,7 @@ HEADER_ARRAYS = types.NamedTuple([INT32S, INT32S, BYTES, INT32S, BYTES, BYTES], 
 def append_bytes(
     ends: Any, content: Any, room: int, index: int, source: Any, position: int, length: int
 ) -> bool:
-    """Put bytes as value `index` (length -1: a null, which takes none); whether there was room."""
+    """Append bytes as value `index` (length -1: a null without bytes); returns whether there was room."""
     filled = load(ends, index)
     kept = max(length, 0)
     if kept > room - filled:
@@ -443,9 +442,9 @@ def append_bytes(
 def merge_headers(
     source: RecordSource, start: int, stop: int, name: Any, stamps: Any, into: HeaderArrays
 ) -> bool:
-    """The kept headers of rows `start` to `stop`, each row's followed by `name` and its 40 bytes of `stamps`.
+    """Copy the kept headers of rows `start` to `stop`, each row's followed by `name` and its 40 bytes of `stamps`.
 
-    False when the targets do not have exactly the room that was measured.
+    False when the targets do not have exactly the measured size.
     """
     given, ends = pointer(source.header_ends), pointer(into.ends)
     key, value = column_of(source.header_key), column_of(source.header_value)

@@ -2,37 +2,37 @@
 
 Many keys
 ---------
-Where the rows of keys lie in many runs at once (the table: `run_table.py`).
+Finds the rows of keys in many runs at once (through the table of runs below).
 
-`search_runs` finds, for each key and line, the rows [low, high) inside the time bounds; (-1, -1) says that this
-line cannot tell. `point_lookup` does that for one key, and puts its rows in order too (`run_order.py`).
+`search_runs` finds, for each key and line, the rows [low, high) inside the time bounds; (-1, -1) means unknown from
+this line. `point_lookup` does that for one key, and also orders its rows.
 
-Hashes are uniform, so the place of one is guessed from its value and the search widens from there: two or three
-cache lines instead of seventeen. Many keys are looked for by ascending hash, each from where the last one was.
+Hashes are uniform, so an interpolation search starts near the position and widens from there: two or three cache lines
+instead of seventeen. Many keys are searched by ascending hash, each from the position of the last one.
 
 The table of runs
 -----------------
-The table through which kernels read many runs: one line of `WIDTH` numbers for each place a run can be read from.
+The table through which kernels read many runs: one line of `WIDTH` numbers for each copy of a run.
 
-Lines ascend by (bucket, order). A line has the addresses of the run's arrays, how long they are, the first and last
-ts of the whole run, its bucket, and its role:
+Lines ascend by (bucket, order). A line has the addresses and lengths of the run's arrays, the first and last ts of the
+whole run, its bucket, and its role:
 
-    COMPLETE   everything the run holds is here
+    COMPLETE   a copy with every key of the run
     PARTIAL    a hot copy with some keys; the next line is the stored copy of the same run
-    STORED     a stored copy; after a PARTIAL line only keys that line lacks are looked for in it.
-               KEYS is -1 until somebody loaded it
+    STORED     a stored copy; after a PARTIAL line it is searched only for keys missing there.
+               KEYS is -1 until it is loaded
 
-DELETED is 0 for a run without tombstones, else the address of their bitmap. Nothing checks bounds: addresses come
-from runs, which were verified when they were read or made, and whoever fills a table keeps the runs alive.
+DELETED is 0 for a run without tombstones, else the address of their bitmap. There are no bounds checks: addresses come
+from runs, which were verified when they were read or built, and the owner of a table keeps the runs alive.
 
 Order of the rows found
 -----------------------
-In which order the rows of a key read that were found in many runs (the table: `run_table.py`).
+Orders the rows of each key that were found in many runs.
 
-`order_rows` walks what `search_runs` found, key by key and bucket by bucket, and writes *stretches* (line, first row,
-row after the last): reading them one after the other gives the key's rows by ascending (ts, seq), each identity once.
-`last` keeps the row of the latest line and hides tombstones. `fold` lists the rows of an identity it finds more than
-once as ties (line, row, group) and writes a stretch in the imaginary line `PATCH`, row = group.
+`order_rows` walks the result of `search_runs`, key by key and bucket by bucket, and writes *stretches* (line, first
+row, row after the last). Read in order, they give the key's rows by ascending (ts, seq), each identity once. `last`
+keeps the row of the latest line and hides tombstones. `fold` lists the rows of an identity found more than once as ties
+(line, row, group) and writes a stretch in the virtual line `PATCH`, row = group.
 
 `scatter_stretches` turns stretches into row numbers by line, and the permutation that puts them in order.
 
@@ -41,11 +41,11 @@ through pointers, which count no references.
 
 One key
 -------
-The rows of one key in many runs, with as few arguments as can be: a point read is mostly the call itself.
+`point_read` returns the rows of one key in many runs, with as few arguments as possible, because the call dominates the
+cost of a point read.
 
-Where it finds them and how it orders them is `run_lookup`'s and `run_order`'s; only what goes in and out differs. The
-key comes as bytes, as callers have it, and its hash goes back as a number. For `append` and `last`: rows of a fold
-may tie, and `point_lookup` lists those too.
+It searches and orders as above. The key is given as bytes, and its hash is returned as an integer. It serves `append`
+and `last`; for a fold, whose rows may tie, use `point_lookup`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ FOUR = _types.UniTuple(types.int64, 4)
 
 
 class Marks(NamedTuple):
-    """Where results go: pointers to stretches and ties, and how many of each there is room for."""
+    """The output buffers: pointers to stretches and ties, and the capacity of each."""
 
     stretches: Any
     room: Any
@@ -113,10 +113,10 @@ def _is_deleted(table: Any, line: Any, row: Any) -> Any:
 
 @register_jitable
 def _put(marks: Marks, count: Any, floor: Any, line: Any, row: Any, stop: Any) -> Any:
-    """Append rows to the stretches (those below `floor` are another key's): the new count.
+    """Append rows to the stretches (those below `floor` are another key's); returns the new count.
 
-    Beyond the room there is nothing is written, only counted; then the last one cannot be looked at either, and
-    the count is an upper bound.
+    Beyond the capacity nothing is written, only counted; the last stretch cannot be extended then, so the count is an
+    upper bound.
     """
     at = 3 * count
     if floor < count <= marks.room and (
@@ -172,7 +172,7 @@ def _merge_lines(
     so_far: Any,
     floor: Any,
 ) -> Any:
-    """Merge the rows that several lines of a bucket have of one key, until one line is left; `low` moves on."""
+    """Merge one key's rows from several lines of a bucket until one line is left; advances `low`."""
     count, tied, groups = so_far
     while True:
         best: Any = np.int64(-1)
@@ -218,7 +218,7 @@ def _merge_lines(
 def order_key(
     table: Any, line_count: Any, low: Any, high: Any, cells: Any, kind: Any, marks: Marks, so_far: Any
 ) -> Any:
-    """All rows of one key: bucket after bucket, merged where several lines of a bucket have some."""
+    """Order all rows of one key, bucket by bucket, merged where several lines of a bucket have some."""
     floor = so_far[0]
     first: Any = np.int64(0)
     while first < line_count:
@@ -262,11 +262,11 @@ def order_rows(
     key_ends: Any,
     key_rows: Any,
 ) -> Any:
-    """Stretches of all keys, key after key by `turns`: how many, of how many ties, tie groups and rows.
+    """Write the stretches of all keys in the order of `turns`; returns the counts of stretches, ties, groups and rows.
 
-    Key k's are those from `key_starts[k]` to `key_ends[k]`, with `key_rows[k]` rows. Going by ascending hash reads
-    every run from front to back. With more stretches or ties than there is room for, only the counts mean anything:
-    call again with that much room, and the lows as before.
+    Key k's are those from `key_starts[k]` to `key_ends[k]`, with `key_rows[k]` rows. In the order of ascending hashes
+    every run is read sequentially. If the capacity is exceeded, only the counts are valid: call again with that
+    capacity and the original lows.
     """
     table, low, high, order = pointer(lines), pointer(lows), pointer(highs), pointer(turns)
     marks = Marks(pointer(stretches), len(stretches) // 3, pointer(ties), len(ties) // 3)
@@ -332,7 +332,7 @@ READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
 
 @register_jitable
 def _first_hash(hashes: Any, count: Any, wanted: Any, near: Any) -> Any:
-    """The first place in an ascending array of hashes whose value is not below `wanted`, searched from `near`."""
+    """The first index in ascending hashes whose value is not below `wanted`, searched from `near`."""
     low, high, step = 0, count, 1
     if near < count and unsigned_at(hashes, near) < wanted:
         low = near + 1
@@ -357,7 +357,7 @@ def _first_hash(hashes: Any, count: Any, wanted: Any, near: Any) -> Any:
 
 @register_jitable
 def _guess(hashes: Any, count: Any, wanted: Any) -> Any:
-    """About where `wanted` is, by its value between the ends."""
+    """Interpolate the approximate index of `wanted`."""
     first, last = unsigned_at(hashes, 0), unsigned_at(hashes, count - 1)
     if wanted <= first:
         return np.int64(0)
@@ -368,7 +368,7 @@ def _guess(hashes: Any, count: Any, wanted: Any) -> Any:
 
 @register_jitable
 def _compare(content: Any, begin: Any, end: Any, key: Any, start: Any, stop: Any) -> Any:
-    """Below, at or above zero as content[begin:end] sorts before, with or after key[start:stop]."""
+    """Compare content[begin:end] with key[start:stop]: negative, zero or positive."""
     shorter = min(end - begin, stop - start)
     for at in range(shorter):
         difference = np.int64(byte_at(content, begin + at)) - np.int64(load(key, start + at))
@@ -381,7 +381,7 @@ def _compare(content: Any, begin: Any, end: Any, key: Any, start: Any, stop: Any
 def _find_among(
     hashes: Any, count: Any, bounds: Any, content: Any, wanted: Any, key: Any, start: Any, stop: Any, low: Any
 ) -> Any:
-    """The key's place from `low` on among very many that share its hash, which ascend by their bytes; or -1."""
+    """Binary search of the key from `low` on among many with its hash; its index or -1."""
     step = 1
     while low + step < count and unsigned_at(hashes, low + step) == wanted:
         step += step
@@ -403,7 +403,7 @@ def _find_among(
 
 @register_jitable
 def _find_key(table: Any, line: Any, wanted: Any, key: Any, start: Any, stop: Any, near: Any) -> Any:
-    """The key's place in the line's directory or -1, and the place where the search of a higher hash may go on."""
+    """The key's index in the line's directory or -1, and the index from which to search a higher hash."""
     hashes, count = cell(table, line, HASHES), cell(table, line, KEYS)
     bounds, content = cell(table, line, KEY_BOUNDS), cell(table, line, KEY_BYTES)
     first = _first_hash(hashes, count, wanted, near)
@@ -453,7 +453,7 @@ def _is_outside(table: Any, line: Any, first_ts: Any, last_ts: Any) -> Any:
 
 @register_jitable
 def _is_settled(table: Any, low: Any, cells: Any, line: Any) -> Any:
-    """Whether the partial copy in the line before already answered for the key whose cells start at `cells`."""
+    """Whether the partial copy in the previous line has the key whose cells start at `cells`."""
     return line > 0 and cell(table, line - 1, ROLE) == PARTIAL and load(low, cells + line - 1) != UNKNOWN
 
 

@@ -2,53 +2,50 @@
 
 Comparison sort of rows
 -----------------------
-A stable sort of rows by a comparison that the caller gives.
+A stable sort of rows with a comparison function from the caller.
 
-Insertion for few rows, merging from then on: n log n comparisons, whatever the keys are. Rows that are sorted already
-are only read.
+Insertion sort for few rows, merge sort beyond: at most n log n comparisons. Rows that are already sorted are only read.
 
 Rows by bucket and key
 ----------------------
-Rows of a batch in the order of runs: by bucket, hash, key bytes, and as they came where those are equal.
+Sorts the rows of a batch into the order of runs: by bucket, hash, key bytes, then arrival.
 
-A row's mark is one uint64: upper bits the number of its bucket, below them as many upper bits of its hash as there is
-room for, lowest the row. Marks are sorted as numbers, which processors do very fast, and next to nothing is left to be
-compared: only rows alike as far as marks tell, which are mostly rows of one key. `arrange_rows` puts these in order,
-by merging where they are many, so keys that somebody chose to share a hash cost a sort of their bytes and no more.
+A row's mark is one uint64: the bucket number in the upper bits, then as many upper bits of its hash as fit, then the
+row number. Marks are sorted as integers, which leaves few comparisons: only rows with equal marks above the row number,
+mostly rows of one key. `arrange_rows` sorts these, by merging where they are many, so chosen keys with equal hashes
+cost only a sort of their bytes.
 
-Then identities: rows of a key with one cursor (ts, seq) get one number, ascending in the order of rows.
+Then identities are numbered: rows of a key with one cursor (ts, seq) get one number, ascending in the order of rows.
 
-Callers prove (K2): offsets of keys never fall and end inside the bytes, all row arrays are equally long.
+Callers guarantee (K2): offsets of keys never decrease and end inside the bytes, all row arrays are equally long.
 
 Rows by group
 -------------
-Rows of groups side by side and in order, and the identities among them.
+Sorts rows by group and cursor, and numbers their identities.
 
     place_rows       a stable counting sort of rows by group
-    sort_cursors     rows of a group by (ts, seq), only where they are not so already
-    mark_identities  rows of one (key, ts, seq) next to each other → one number for each identity
+    sort_cursors     sorts the rows of a group by (ts, seq) where needed
+    mark_identities  adjacent rows with one (key, ts, seq) → one number per identity
 
-Callers prove (K2): all row arrays are equally long, groups and starts are inside them.
+Callers guarantee (K2): all row arrays are equally long, groups and starts are inside them.
 
 Radix sort
 ----------
-Marks in order: numbers whose upper bits are spread evenly (a hash, below the number of a bucket) and whose lowest
-are the row, in which order they come.
+LSD radix sort of uint64 marks: bucket number and hash prefix in the upper bits, which are evenly distributed, and the
+row number in the lowest bits, in ascending input order.
 
-A sort by digits, from the lowest of the bits that tell most marks apart up to the highest. Each pass reads from front
-to back and writes to a few hundred places, so it costs the same however many marks there are. What is alike in
-these bits stands in order of rows, and nearly always in order altogether; one more pass over neighbours settles the
-rest. Whoever chooses keys whose hashes agree in these bits makes that pass long: it gives up, and the caller sorts
-by comparing.
+It sorts by digits, from the lowest to the highest of the bits that distinguish most marks. Each pass reads sequentially
+and writes to a few hundred positions, so the cost per mark is constant. Marks that are equal in these bits stay in row
+order, which is nearly always the final order; one more pass over adjacent marks fixes the rest. Chosen keys whose
+hashes agree in these bits would make that pass long: it then gives up, and the caller sorts by comparison.
 
-Callers prove (K2): both arrays are equally long.
+Callers guarantee (K2): both arrays are equally long.
 
 Evenly spaced numbers
 ---------------------
-Whether numbers go up (or down) in even steps: one pass that ends soon after the first that does not.
+Tests whether numbers have a constant step: one pass that ends soon after the first difference.
 
-Differences are taken as the processor takes them, so they may wrap around; callers compare the last number too, and
-then none can have (K2).
+Differences may wrap around; callers also compare the last number, which rules that out (K2).
 """
 
 from __future__ import annotations
@@ -105,7 +102,7 @@ def _insert(rows: Any, first: Any, stop: Any, is_above: Any, keys: Any) -> None:
 
 @register_jitable
 def _merge(rows: Any, first: Any, middle: Any, stop: Any, is_above: Any, keys: Any, scratch: Any) -> None:
-    """Merge two sorted halves, the left one first where keys are equal."""
+    """Merge two sorted halves; on equal keys the left one comes first."""
     if not is_above(keys, rows[middle - 1], rows[middle]):
         return
     for place in range(first, middle):
@@ -145,7 +142,7 @@ _ONE, _U0, _U63 = np.uint64(1), np.uint64(0), np.uint64(63)
 def mark_rows(
     hashes: Any, ts: Any, width: int, lowest: int, bucket_bits: int, row_bits: int, marks: Any, counts: Any
 ) -> None:
-    """The mark of each row; buckets of `width` are numbered from the one that starts at `lowest` on.
+    """Compute each row's mark; buckets of `width` are numbered from the one that starts at `lowest`.
 
     `counts` (zeros at first) gets the rows of each bucket.
     """
@@ -192,7 +189,7 @@ def _is_same(source: Any, bounds: Any, left: Any, right: Any) -> bool:
 def arrange_rows(
     marks: Any, row_bits: int, data: Any, bounds: Any, hashes: Any, rows: Any, starts: Any
 ) -> Any:
-    """Rows by ascending marks in order, and where those of each (bucket, key) start; answers how many of these.
+    """Order rows by ascending marks, and write where each (bucket, key) starts; returns the number of these.
 
     `starts` has one number more: where the last one's end.
     """
@@ -235,7 +232,7 @@ def arrange_rows(
 def number_places(
     ts: Any, seq: Any, starts: Any, flags: Any, numbers: Any, firsts: Any, identity_starts: Any
 ) -> Any:
-    """Number the identities of rows that are in order: `numbers[place]`; answers how many there are.
+    """Number the identities of ordered rows in `numbers[place]`; returns their count.
 
     `ts` and `seq` (no elements: all are one) are in that order too. `firsts` gets the first place of each identity and
     one more, where the last one's end; `identity_starts` where the identities of each key begin, and one more. `flags`
@@ -266,7 +263,7 @@ def number_places(
 
 @kernel(types.void(READ_INT32S, READ_INT32S, READ_INT32S, INT32S, INT32S, INT32S))
 def place_rows(order: Any, counts: Any, groups: Any, following: Any, starts: Any, rows: Any) -> None:
-    """Put the rows of group order[0] first, those of order[1] next, each group's as they came.
+    """Stable counting sort: the rows of group order[0] first, then those of order[1], and so on.
 
     `starts` (one more than groups) says where each group's begin; `following` is room for a number a group.
     """
@@ -312,7 +309,7 @@ def sort_cursors(rows: Any, starts: Any, ts: Any, seq: Any, scratch: Any) -> Non
 def mark_identities(
     rows: Any, starts: Any, ts: Any, seq: Any, numbers: Any, lasts: Any, identity_starts: Any
 ) -> Any:
-    """Number the identities of sorted rows: `numbers[row]`, from 0 on in order; answers how many there are.
+    """Number the identities of sorted rows in `numbers[row]`, from 0 on in order; returns their count.
 
     `lasts` gets the last row of each identity, `identity_starts` where each group's identities begin.
     """
@@ -346,7 +343,7 @@ _WORD: Any = np.uint64
 
 @register_jitable
 def _settle(source: Any, count: Any) -> bool:
-    """Bring marks that stand near their place there; False when one is far from it."""
+    """Insertion pass over nearly sorted marks; False when a mark is too far from its position."""
     for place in range(1, count):
         mark = _WORD(load(source, place))
         if _WORD(load(source, place - 1)) <= mark:
@@ -363,7 +360,7 @@ def _settle(source: Any, count: Any) -> bool:
 
 @register_jitable
 def _by_digit(source: Any, target: Any, count: Any, shift: Any, places: Any) -> None:
-    """Marks by the digit at `shift`, as they were where it is the same."""
+    """Stable sort of marks by the digit at `shift`."""
     mask = _WORD(DIGITS - 1)
     for value in range(DIGITS):
         store(places, value, 0)

@@ -1,7 +1,7 @@
-"""The worker's storage: rows and state that outgrow memory, survive death and slow their source when full.
+"""The worker's storage: durable rows and state larger than memory, with backpressure on the source when full.
 
-This is the facade: what operators, pipelines and tables may use. Names are loaded when first asked for, because
-what stands behind them brings Arrow and compiled kernels along.
+This is the public interface for operators, pipelines and tables. Names are imported lazily, because their modules
+load Arrow and compiled kernels.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
 """Checkpoint a task (one cut through all its stores, a manifest, a token) and restore a task from a token.
 
-A checkpoint flushes dirty state and stores unstored runs until, in one step in which nothing else can happen to the
-task, every cache is clean and every run stored. That moment is the cut. It names its runs and pins their packs in the
-same critical sections; the manifest is written from it while readers and background maintenance continue.
+A checkpoint flushes dirty state and stores unstored runs until, in one step without any other change to the task, every
+cache is clean and every run stored. That moment is the cut. It lists its runs and pins their packs in the same critical
+sections; the manifest is written from it while readers and background maintenance continue.
 
 C1  one consistent cut (INV-18): rows, state blobs, named values and counters are those of one moment.
 C2  every pack it names is pinned from the cut until it is held for the checkpoint, and held until the checkpoint is
     released, or a later one is begun that finds enough newer ones retained (INV-10).
 C3  incremental: runs that are stored already are named, not written.
 C4  a bucket that changes in every attempt fails the checkpoint with its name; none is left out.
-C5  when nothing came, went or moved since the last one, that one's token is returned again, and nothing is written.
+C5  if nothing changed since the last checkpoint, its token is returned again and nothing is written.
 
 A restore replaces exactly that task's content, caches, budgets and queues. It reads only metadata: the manifest and
 those it builds on. No pack is opened before rows are read from it, so the time to the first read does not depend on
 the number of rows.
 
-R1  everything that can be refused (a token of another backend or task, a damaged manifest, a store of another
-    shape) is refused before anything is changed.
-R2  other tasks are not touched (INV-19). Open leases on the task's old runs stay valid until they are closed; older
-    operations find that their bucket changed, and stop.
-R3  the backlog of the restored rows is taken without waiting.
-R4  packs that only the abandoned future used are garbage collection's: another token may still name them.
+R1  all validation (a token of another backend or task, a damaged manifest, a store of another shape) happens before
+    anything is changed.
+R2  other tasks are not affected (INV-19). Open leases on the task's old runs stay valid until they are closed; older
+    operations detect that their bucket changed, and stop.
+R3  the backlog of the restored rows is acquired without waiting.
+R4  packs used only after the restored checkpoint are left to garbage collection: another token may still name them.
 
 Runs on the operator's thread. `checkpoint` is a generator: the phases of the dumps, `cut`, `written`.
 """
@@ -49,7 +49,7 @@ _CURSOR = struct.Struct("<qq")
 
 @dataclass(slots=True)
 class Cut:
-    """One moment of a task: its stores as a manifest names them, and up to where each index had changed."""
+    """A consistent snapshot of a task: its stores as a manifest lists them, and the export mark of each index."""
 
     stores: dict[str, StoreState]
     cursors: dict[str, bytes]
@@ -60,7 +60,7 @@ class Cut:
 
 
 def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[bytes]:
-    """Make the checkpoint; its token."""
+    """Make a checkpoint and return its token."""
     started = parts.clock.monotonic_ms()
     _release_old_ones(parts, task)
     token = _unchanged(parts, task)
@@ -72,10 +72,10 @@ def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[bytes]:
 
 
 def is_at(parts: StorageParts, task: TaskStorage, token: bytes | None) -> bool:
-    """Whether the task holds exactly what it held at this checkpoint (None: nothing yet), and may continue from it.
+    """Whether the task's content equals the checkpoint's (None: empty), so that it may continue from it.
 
-    Merging and storing do not change what it holds. But where a master deletes, packs that no checkpoint names are
-    his after a while: a task that holds some for half of that time is to be restored instead.
+    Merging and storing do not change the content. But where a master deletes, it collects packs that no checkpoint
+    names after a grace time: a task that has held some for half of that time must be restored instead.
     """
     if not task.is_as_at(token) or parts.states.dirty(task.task):
         return False
@@ -88,7 +88,7 @@ def is_at(parts: StorageParts, task: TaskStorage, token: bytes | None) -> bool:
 
 
 def _unchanged(parts: StorageParts, task: TaskStorage) -> bytes | None:
-    """The last token, if a checkpoint made now would say the same (C5)."""
+    """The last token, if a checkpoint made now would be equal (C5)."""
     last = task.last_checkpoint
     if last is None or last.token is None or not is_at(parts, task, last.token):
         return None
@@ -102,7 +102,7 @@ def _unchanged(parts: StorageParts, task: TaskStorage) -> bytes | None:
 
 
 def _hold_again(parts: StorageParts, task: TaskStorage, number: int) -> bool:
-    """One more who will release this checkpoint; False when nobody holds it any more."""
+    """Add a holder to this checkpoint; False when it was released already."""
     if not parts.holds.hold_again(task.task, number):
         return False
     task.retained.append(number)
@@ -110,7 +110,7 @@ def _hold_again(parts: StorageParts, task: TaskStorage, number: int) -> bool:
 
 
 def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Collection[str]]]:
-    """The token of a new manifest, and the packs it names."""
+    """Write a new manifest; returns its token, and the packs it names."""
     with ExitStack() as pinned:
         cut = yield from _flush_until_clean(parts, task, pinned)
         since_ms, task.unnamed_since_ms = task.unnamed_since_ms, None
@@ -142,7 +142,7 @@ def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Col
 
 
 def retain(parts: StorageParts, task: TaskStorage, number: int, names: set[str]) -> None:
-    """Hold all that a checkpoint needs until it is released; nothing where the worker deletes nothing."""
+    """Hold the packs and manifests of a checkpoint until its release; no effect where the worker deletes nothing."""
     if not parts.config.deletes:
         return
     parts.holds.hold(task.task, number, names)
@@ -152,7 +152,7 @@ def retain(parts: StorageParts, task: TaskStorage, number: int, names: set[str])
 
 
 def _release_old_ones(parts: StorageParts, task: TaskStorage) -> None:
-    """Before the next one: only now is it known that the last token arrived, and that it counts among the retained."""
+    """Release checkpoints beyond the retained ones; called before the next, when the last token was saved."""
     while len(task.retained) > parts.config.retained_checkpoints:
         parts.holds.release(task.task, task.retained.pop(0))
 
@@ -167,7 +167,7 @@ def _flush_until_clean(parts: StorageParts, task: TaskStorage, pinned: ExitStack
     unclean = ""
     for _ in range(MAX_ATTEMPTS):
         parts.states.flush_all(task.task)
-        # All stores at once: while what one has is synced, what the next has is written.
+        # All stores at once: one store's packs are synced while the next one's are written.
         unstored = [(store, store.state.index.unstored_buckets()) for store in task.attached()]
         if any(buckets for _, buckets in unstored):
             yield from dump(parts, task, unstored, evict=False, wait=True)
@@ -182,7 +182,7 @@ def _flush_until_clean(parts: StorageParts, task: TaskStorage, pinned: ExitStack
 
 
 def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut | None, str]:
-    """The cut, if all is stored now; else None and what is not. No yield in here: nothing comes between (C1)."""
+    """The cut if everything is stored, else None and what is not. Atomic because it never yields (C1)."""
     for cache in parts.states.of(task.task):
         if cache.dirty:
             return None, f"state {cache.namespace}"
@@ -214,7 +214,7 @@ def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut
 
 
 def _changed(index: BucketIndex) -> set[int] | None:
-    """Buckets that changed since the last checkpoint, asked after the capture so that none is missed.
+    """Buckets that changed since the last checkpoint; called after the capture so that none is missed.
 
     None when a merge was published since then, whose output is not stored yet.
     """
@@ -244,7 +244,7 @@ def _cursor_name(store: str) -> str:
 def restore(
     parts: StorageParts, task: TaskStorage, encoded: bytes | None, retained: Sequence[bytes] = ()
 ) -> None:
-    """Make the task what it was at the checkpoint of this token, or empty; `retained` stay restorable."""
+    """Restore the task to the checkpoint of this token, or to empty; `retained` stay restorable."""
     chain, manifest = _beginning(parts, task) if encoded is None else _load(parts, task, encoded)
     others = [_load(parts, task, each) for each in retained]
     for store in task.attached():
@@ -268,14 +268,14 @@ def restore(
     task.unnamed_since_ms = None
     task.restored = dict(manifest.stores)
     task.cursors = {name: cursor_of(manifest, name) for name in manifest.stores}
-    task.named.load(manifest.extras)  # before the stores: their states look for their values there
+    task.named.load(manifest.extras)  # before the stores, whose states read their values from it
     for store in task.attached():
         if store.spec.name in task.restored:
             fill(task, store)
         elif isinstance(store.state, ProgressState):
             store.state.restore_progress(
                 b""
-            )  # it did not exist then: its clocks and counters begin anew, too
+            )  # it did not exist then: its clocks and counters start empty, too
         task.last_checkpoint.marks[store.spec.name] = mark_of(store)
     task.named.saved(task.named.ask())
     task.is_measured = False
@@ -283,7 +283,7 @@ def restore(
 
 
 def _beginning(parts: StorageParts, task: TaskStorage) -> tuple[ManifestChain, Manifest]:
-    """Before the first checkpoint: nothing."""
+    """The empty chain and manifest before the first checkpoint."""
     return ManifestChain(parts.backend, task.task), Manifest(task.task, 0)
 
 
@@ -312,7 +312,7 @@ def forget(parts: StorageParts, task: TaskStorage) -> None:
 
 
 def fill(task: TaskStorage, store: AttachedStore) -> None:
-    """Give an attached store what the last restore has for it, if anything."""
+    """Load an attached store's content from the last restore, if there is any."""
     name = store.spec.name
     state = task.restored.get(name)
     if state is None:

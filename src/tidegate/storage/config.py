@@ -1,17 +1,16 @@
-"""What a worker's storage may use: memory, backlog, slots, waits and ticks, in one checked value.
+"""The settings of a worker's storage: memory, backlog, slots, timeouts and intervals, in one validated value.
 
-All limits are per worker process except the tenants' (`write_buffer`, `base_runs`, `state_cache`), which hold
-for each task. Sizes are bytes or `"64MiB"`, durations milliseconds or `"5s"`.
+All limits are per worker process except the tenants' (`write_buffer`, `base_runs`, `state_cache`), which apply
+to each task. Sizes are bytes or `"64MiB"`, durations milliseconds or `"5s"`.
 
-    memory ceiling ≥ worker total (the pool) + largest batch      what the process may hold at its worst
-    half of what the ceiling leaves besides the pool              what merging one window's state may take
+    memory ceiling ≥ worker total (the pool) + largest batch      the most memory of the process
+    (memory ceiling − worker total) / 2                           the most memory to merge one window's state
     worker total   ≥ max tasks × (sum of a task's reserves)       so that every reserve can be kept
-    soft max       ≥ reserve                                      above it writes still succeed, relief follows
+    soft max       ≥ reserve                                      writes above it succeed and trigger relief
 
-The backlog limit is a budget of *disk*: data accepted and not pruned, wherever it lies.
+The backlog limit is a *disk* budget: data accepted and not yet pruned, in memory or on the backend.
 
-C1  a `StorageConfig` that exists is valid; it is checked before anything is opened, and each error names the
-    setting to change.
+C1  a `StorageConfig` is validated on construction, before anything is opened; each error names the setting to change.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant of one task keeps under pressure, and from where on it is relieved."""
+    """One tenant's memory limits per task: what it keeps under pressure, and where relief starts."""
 
     reserve_bytes: int
     soft_max_bytes: int
@@ -43,7 +42,7 @@ STATE_LIMITS = TenantLimits(16 * MIB, 64 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    """Every setting of a worker's storage. `of` takes sizes and durations as people write them."""
+    """Every setting of a worker's storage. `of` parses sizes and durations."""
 
     memory_ceiling_bytes: int = 2 * GIB
     worker_total_bytes: int = 896 * MIB
@@ -58,26 +57,26 @@ class StorageConfig:
     max_run_rows: int = 262_144
 
     max_inflight_loads: int = 4  # scratch slots of readers
-    max_inflight_maintenance: int = 2  # scratch slots of maintenance, apart so that neither starves the other
+    max_inflight_maintenance: int = 2  # scratch slots of maintenance, so that neither starves the other
     load_io_parallelism: int = 16  # packs one load reads at once from a remote backend
     max_open_packs: int = 256
 
     backlog_timeout_ms: int = 60_000
     memory_timeout_ms: int = 30_000
     scratch_timeout_ms: int = 30_000
-    load_timeout_ms: int = 30_000  # how long one caller waits for another's load of the same state blob
+    load_timeout_ms: int = 30_000  # how long a caller waits for another caller's load of the same state blob
 
     compaction_interval_ms: int = 250
     dump_interval_ms: int = 1000
-    hot_bucket_count: int = 2  # the newest buckets that periodic compaction and dumping leave alone
-    max_deltas: int = 8  # more unmerged runs than this in a bucket call for compaction
-    repack_live_permille: int = 300  # a pack with a smaller share of its bytes live is written anew; 0: none
+    hot_bucket_count: int = 2  # the newest buckets, which periodic compaction and dumping skip
+    max_deltas: int = 8  # a bucket with more unmerged runs than this is compacted
+    repack_live_permille: int = 300  # a pack with a smaller share of live bytes is rewritten; 0: never
     delete_budget: int = 1024  # packs deleted in one tick
     delete_parallelism: int = 8  # deletes in flight at once on a remote backend
     delete_backoff_ms: int = 1000
     delete_backoff_max_ms: int = 60_000
-    retained_checkpoints: int = 2  # of a task; older ones are released when the next one is begun
-    deleted_by: str = "worker"  # or "master": then nothing is deleted here but by `collect_garbage`
+    retained_checkpoints: int = 2  # per task; older ones are released when the next one begins
+    deleted_by: str = "worker"  # or "master": then only `collect_garbage` deletes
     garbage_grace_ms: int = 3_600_000
 
     def __post_init__(self) -> None:
@@ -113,9 +112,9 @@ class StorageConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> StorageConfig:
-        """From settings by name; sizes and durations may be written `"64MiB"` and `"5s"`.
+        """Create from settings by name; sizes and durations may be written `"64MiB"` and `"5s"`.
 
-        A tenant is written as a mapping with `reserve_bytes` and `soft_max_bytes`, or one of them.
+        A tenant is a mapping with `reserve_bytes` and `soft_max_bytes`, or one of them.
         """
         known = {each.name: each for each in fields(cls)}
         typed: dict[str, Any] = {}
@@ -131,7 +130,7 @@ class StorageConfig:
 
     @classmethod
     def for_tests(cls, **changes: Any) -> StorageConfig:
-        """Small limits, so that a test meets them with little data; `changes` as in `of`."""
+        """Small limits, so that tests reach them with little data; `changes` as in `of`."""
         small: dict[str, Any] = {
             "memory_ceiling_bytes": 64 * MIB,
             "worker_total_bytes": 8 * MIB,
@@ -151,25 +150,25 @@ class StorageConfig:
 
     @property
     def deletes(self) -> bool:
-        """Whether the worker deletes what its own checkpoints do not need any more."""
+        """Whether the worker deletes objects that its own checkpoints no longer need."""
         return self.deleted_by == "worker"
 
     @property
     def largest_append_bytes(self) -> int:
-        """What may be asked of the backlog at once: the memory that is not the pool's."""
+        """The most backlog one append may acquire: the memory outside the pool."""
         return self.memory_ceiling_bytes - self.worker_total_bytes
 
     @property
     def working_bytes(self) -> int:
-        """What merges and results may take at once: half of the memory that is not the pool's.
+        """The most memory of merges and results together: half of the memory outside the pool.
 
-        The other half is the batch that is worked on and the process itself. Never so much that the columns of one
-        merge, three times copied, could be above Arrow's 2 GiB.
+        The other half is for the current batch and the process itself. Limited so that the columns of one merge,
+        copied three times, stay below Arrow's 2 GiB.
         """
         return min(self.largest_append_bytes // 2, 3 * (2**31 - 1))
 
     def relief_target(self, tenant: Tenant) -> int:
-        """Where relief of a tenant above its soft max stops."""
+        """The bytes at which relief of a tenant above its soft max stops."""
         return self.limits(tenant).soft_max_bytes * self.low_watermark_permille // 1000
 
     def _check_number(self, name: str) -> None:

@@ -1,29 +1,28 @@
-"""The index of a store: which runs it has, in which buckets, where each lies, under which version.
+"""The index of a store: its runs by bucket, the places of each run, and versions.
 
-A run is *one* logical thing with up to two places: a hot copy in memory and a stored copy in a pack. Dumping
-adds the second, evicting takes the first away, rehydrating brings it back; none of them changes the
-content, so a row can never be counted twice. Compaction replaces several runs by one. A hot copy may hold only some
-keys (`complete` is false after a per-key eviction): every key it lists is there with all its rows, every other key of
-the run is read from the stored copy.
+A run is one logical unit with up to two copies: a hot copy in memory and a stored copy in a pack. Dumping adds the
+stored copy, evicting removes the hot one, rehydrating restores it. None of them changes the content, so a row is never
+counted twice. Compaction replaces several runs by one. A hot copy may hold only some keys (`complete` is false after a
+per-key eviction): each key it lists has all its rows; every other key of the run is read from the stored copy.
 
-`order` is the run's turn inside its bucket: for `last`, the higher order wins. A merged run takes the highest
-order of its inputs, and inputs are always neighbours in order.
+`order` is the run's position inside its bucket: for `last`, the higher order wins. A merged run takes the highest
+order of its inputs, and inputs are always adjacent in order.
 
-`BucketIndex` is the one owner of the run lists. Buckets are values; a change puts a new `Bucket` in place of the old
-under one short lock, under which nothing is read, written or waited for. Whoever holds a `Bucket` holds a consistent
-picture of it, and of its hot runs; stored runs must be pinned, and `capture` does that inside the same critical
-section, so that no run can be deleted between being found and being pinned.
+`BucketIndex` is the only owner of the run lists. Buckets are immutable values; a change replaces a `Bucket` under one
+short lock, without IO or waiting. A reader of a `Bucket` therefore has a consistent snapshot of it and of its hot runs.
+Stored runs must be pinned; `capture` pins them in the same critical section, so that no run can be deleted between
+being found and being pinned.
 
-X1  `data_version` of a bucket changes when rows come or go (insert, prune), `layout_version` when a publish
+X1  `data_version` of a bucket changes when rows are added or removed (insert, prune), `layout_version` when a publish
     or a change of places rearranges them. Both come from one counter of the index, so a bucket that was
-    dropped and made again never repeats one.
-X2  `publish` and `set_places` happen only if both versions are the expected ones, and then entirely.
-X3  Counts equal the entries: rows, bytes and charge are added and taken with the very entry.
+    dropped and created again never repeats one.
+X2  `publish` and `set_places` take effect only if both versions are the expected ones, and then completely.
+X3  Counts equal the entries: rows, bytes and charge change together with the entry.
 X4  Every run is readable: it has a stored copy or a complete hot one.
 X5  Work is proportional to the buckets touched, never to all buckets (but for a full export).
 
-`last` and `fold` count rows as stored: overwritten rows and unmerged partials count until a compaction. A broken rule
-is a mistake of the caller, raised before anything changes; a lost compare-and-swap is not one.
+`last` and `fold` count rows as stored: overwritten rows and unmerged partials count until a compaction. A violated rule
+is an error of the caller and raised before anything changes; a lost compare-and-swap is not an error.
 
 Thread rule: any thread, any method. The lock is a leaf but for `pin` in `capture`, which may take its own.
 """
@@ -48,12 +47,12 @@ _TICKS = count(1)
 
 
 def next_tick() -> int:
-    """A number that was never given before in this process, larger than all others: an id, and a moment."""
+    """Return the next number of a process-wide counter, used as an id and as a logical time."""
     return next(_TICKS)
 
 
 class Tenant(StrEnum):
-    """Who in a task holds pool memory."""
+    """The tenants of pool memory in a task."""
 
     WRITE_BUFFER = "write_buffer"
     BASE_RUNS = "base_runs"
@@ -62,7 +61,7 @@ class Tenant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredRef:
-    """A run's place on the backend: slot `slot` of the pack named `pack`. `nbytes` is what the run weighs."""
+    """A run's place on the backend: slot `slot` of the pack named `pack`. `nbytes` is the run's logical size."""
 
     pack: str
     slot: int
@@ -81,7 +80,7 @@ class HotCopy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunEntry:
-    """One run as the index sees it. `charge` is what it holds of the backlog budget."""
+    """A run in the index. `charge` is its share of the backlog budget."""
 
     bucket: int
     order: int
@@ -91,13 +90,13 @@ class RunEntry:
     charge: int
     min_ts: int
     max_ts: int
-    base: bool = False  # came out of a compaction; a delta otherwise
+    base: bool = False  # output of a compaction; a delta otherwise
     hot: HotCopy | None = None
     stored: StoredRef | None = None
 
     @property
     def is_hot(self) -> bool:
-        """Readable without the backend, whatever the key."""
+        """Whether every key is readable without the backend."""
         return self.hot is not None and self.hot.complete
 
 
@@ -126,7 +125,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AppendBatch:
-    """One accepted run that the index does not know yet: what the writer hands the operator to insert."""
+    """One accepted run that is not in the index yet; the writer returns it for the operator to insert."""
 
     bucket: int
     hot: HotCopy
@@ -141,7 +140,7 @@ class AppendBatch:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What left the index, for the caller to drop, retire and give back. A run counts once, wherever it lay."""
+    """The content removed from the index, for the caller to drop, retire and release. A run counts once."""
 
     hot: tuple[HotCopy, ...] = ()
     stored: tuple[StoredRef, ...] = ()
@@ -153,7 +152,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class IndexExport:
-    """What a manifest keeps of an index. `mark` goes back to `BucketIndex.exported` once that manifest is safe.
+    """The part of an index that a manifest stores. Pass `mark` to `BucketIndex.exported` once the manifest is durable.
 
     `changed` has every bucket that differs from the last confirmed export, with all its entries (no hot copies);
     `removed` the buckets that are gone since. A full export names every bucket and removes none.
@@ -168,7 +167,7 @@ class IndexExport:
 
 
 def without_hot(entry: RunEntry) -> RunEntry:
-    """The entry as a manifest keeps it."""
+    """The entry as a manifest stores it."""
     return entry if entry.hot is None else replace(entry, hot=None)
 
 
@@ -199,7 +198,7 @@ def pays_to_compact(bucket: Bucket, max_deltas: int = MAX_DELTAS) -> bool:
 
 
 def check_parts(spec: StoreSpec, parts: Sequence[AppendBatch]) -> None:
-    """Parts to insert lie in their buckets and are whole."""
+    """Check that parts to insert lie in their buckets and are complete."""
     for part in parts:
         whole = part.rows > 0 and part.hot.complete and part.charge >= 0
         if not whole or {spec.bucket_of(part.min_ts), spec.bucket_of(part.max_ts)} != {part.bucket}:
@@ -210,7 +209,7 @@ def check_parts(spec: StoreSpec, parts: Sequence[AppendBatch]) -> None:
 
 
 def check_replacement(spec: StoreSpec, bucket: int, old: Sequence[RunEntry], new: Sequence[RunEntry]) -> None:
-    """`new` can stand where `old` stood: same bucket, no row made up, orders inside, readable."""
+    """Check that `new` can replace `old`: same bucket, no added rows, orders within the old ones, readable."""
     where = f"store {spec.name}, bucket {bucket}"
     if not old:
         raise InvalidError(f"{where}: a publish replaces at least one run")
@@ -227,7 +226,7 @@ def check_replacement(spec: StoreSpec, bucket: int, old: Sequence[RunEntry], new
 
 
 def check_places(spec: StoreSpec, bucket: int, pairs: Sequence[tuple[RunEntry, RunEntry]]) -> None:
-    """The second of each pair is the first at other places."""
+    """Check that the second of each pair is the first at other places."""
     where = f"store {spec.name}, bucket {bucket}"
     if any(_facts(old) != _facts(new) for old, new in pairs):
         raise InvalidError(f"{where}: a change of places changed the run itself")
@@ -250,7 +249,7 @@ def stored_cells(
 
 
 def pruned(runs: Sequence[RunEntry], emptied: Sequence[int]) -> Pruned:
-    """What these runs held, each counted once."""
+    """The sums over these runs, each counted once."""
     return Pruned(
         hot=tuple(run.hot for run in runs if run.hot is not None),
         stored=tuple(run.stored for run in runs if run.stored is not None),
@@ -316,7 +315,7 @@ class Noted:
         self.crowded: set[int] = set()
 
     def note(self, bucket: Bucket) -> None:
-        """The bucket is like this now."""
+        """Record the bucket's present content."""
         self.forget(bucket.start)
         if any(run.stored is None for run in bucket.runs):
             self.unstored.add(bucket.start)
@@ -326,7 +325,7 @@ class Noted:
             self.crowded.add(bucket.start)
 
     def forget(self, start: int) -> None:
-        """The bucket is gone."""
+        """Remove the bucket."""
         for noted in (self.unstored, self.hot, self.crowded):
             noted.discard(start)
 
@@ -338,7 +337,7 @@ Lease = TypeVar("Lease")
 
 
 class BucketIndex:
-    """Which runs a store has, in which buckets, and where they lie."""
+    """The runs of a store by bucket, and their places."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self.spec = spec
@@ -352,24 +351,24 @@ class BucketIndex:
         self._noted = Noted()
         self._changed: dict[
             int, int
-        ] = {}  # buckets a manifest does not know yet: the version of their last change
+        ] = {}  # buckets changed since the last manifest: the version of their last change
         self._derived: dict[tuple[int, int], Any] = {}
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def version(self) -> int:
-        """Grows with every change of any bucket: equal versions, equal index."""
+        """Increases with every change of any bucket."""
         return self._version
 
     @property
     def data_version(self) -> int:
-        """Grows when rows come or go: equal versions, equal rows, wherever they lie and however they are merged."""
+        """Increases when rows are added or removed; merges and changes of places do not count."""
         return self._data_version
 
     @property
     def is_exported(self) -> bool:
-        """Whether the last confirmed export, or the manifest this was loaded from, still says all there is."""
+        """Whether nothing changed since the last confirmed export, or the manifest this was loaded from."""
         return not self._changed and not self._noted.unstored
 
     @property
@@ -378,7 +377,7 @@ class BucketIndex:
 
     @property
     def total_charge(self) -> int:
-        """What all runs hold of the backlog budget; a restore acquires it again."""
+        """The backlog that all runs hold; a restore acquires it again."""
         return self._totals.charge
 
     @property
@@ -399,7 +398,7 @@ class BucketIndex:
         return self._max_cursor
 
     def snapshot(self, bucket: int) -> Bucket | None:
-        """The bucket as it is now, None when it has no runs."""
+        """The present bucket, None when it has no runs."""
         return self._buckets.get(bucket)
 
     def all_buckets(self) -> list[int]:
@@ -422,7 +421,7 @@ class BucketIndex:
             return sorted(self._noted.hot)
 
     def crowded_buckets(self) -> list[int]:
-        """Ascending starts of buckets with more than one run: what compaction may look at."""
+        """Ascending starts of buckets with more than one run: the candidates of compaction."""
         with self._lock:
             return sorted(self._noted.crowded)
 
@@ -437,7 +436,7 @@ class BucketIndex:
             return [self._buckets[each] for each in self._between(self.spec.bucket_of(start_ts), end_ts)]
 
     def should_compact(self, bucket: int, *, max_deltas: int = MAX_DELTAS) -> bool:
-        """Whether merging this bucket's runs pays: `rules.pays_to_compact`."""
+        """Whether merging this bucket's runs pays: `pays_to_compact`."""
         found = self._buckets.get(bucket)
         return found is not None and pays_to_compact(found, max_deltas)
 
@@ -451,7 +450,7 @@ class BucketIndex:
     ) -> tuple[list[Bucket], Lease | None]:
         """The buckets with starts in start … end (inclusive), and a lease on stored runs, in one critical section.
 
-        Stored copies that a complete hot one makes unnecessary are not pinned unless `everything` is asked for.
+        Stored copies of runs with a complete hot copy are pinned only with `everything`.
         `pin` is called only when there is something to pin, and must not block. The caller closes the lease.
         """
         with self._lock:
@@ -467,11 +466,11 @@ class BucketIndex:
             return found, pin(wanted) if wanted else None
 
     def recall(self, start: int, end: int) -> Any:
-        """What `remember` was given for these buckets, if nothing has changed since; None otherwise."""
+        """The value stored by `remember` for these buckets if nothing changed since, else None."""
         return self._derived.get((start, end))
 
     def remember(self, version: int, start: int, end: int, derived: Any) -> None:
-        """Keep something made of the buckets start … end as they were at `version`, until anything changes.
+        """Cache a value derived from the buckets start … end at `version`, until anything changes.
 
         It may keep hot runs alive: any change drops all of it, so that evicted runs leave memory.
         """
@@ -523,11 +522,11 @@ class BucketIndex:
         old: Sequence[RunEntry],
         new: Sequence[RunEntry],
     ) -> bool:
-        """Put `new` in the place of `old`, if the bucket still has these versions; False changes nothing.
+        """Replace `old` by `new` if the bucket still has these versions; False: nothing changed.
 
-        `old` are entries of the bucket that stand side by side; `new` hold the same content. Several new entries
-        may share one order: then they are disjoint pieces of one merge. Nothing new is fine too: tombstones
-        that had nothing left to hide.
+        `old` are adjacent entries of the bucket; `new` hold the same content. Several new entries may share one
+        order: then they are disjoint pieces of one merge. `new` may be empty when only tombstones with nothing to
+        hide were merged.
         """
         check_replacement(self.spec, bucket, old, new)
         with self._lock:
@@ -608,7 +607,7 @@ class BucketIndex:
     # ── manifests ────────────────────────────────────────────────────────────────────────────────────────────
 
     def export(self, *, full: bool = False) -> IndexExport:
-        """What changed since the last confirmed export, or everything. Every run must be stored."""
+        """The changes since the last confirmed export, or everything. Every run must be stored."""
         with self._lock:
             if self._noted.unstored:
                 raise InvalidError(
@@ -630,12 +629,12 @@ class BucketIndex:
             )
 
     def exported(self, mark: int) -> None:
-        """The export with this mark is safe: later ones need not repeat what it said."""
+        """Confirm the export with this mark: later exports omit its content."""
         with self._lock:
             self._changed = {start: at for start, at in self._changed.items() if at > mark}
 
     def load(self, entries: Iterable[RunEntry], *, next_order: int, max_cursor: Cursor | None) -> Pruned:
-        """Replace everything by stored runs, as a manifest names them; answers what was there before."""
+        """Replace everything by the stored runs of a manifest; returns the previous content."""
         cells = stored_cells(self.spec, entries, next_order)
         with self._lock:
             gone = [run for bucket in self._buckets.values() for run in bucket.runs]
@@ -671,7 +670,7 @@ class BucketIndex:
             self._changed[start] = self._version
 
     def _remove(self, start: int) -> tuple[RunEntry, ...]:
-        """Take a bucket out of everything but `_starts`, which the caller cuts in one go."""
+        """Remove a bucket from everything but `_starts`, which the caller cuts at once."""
         self._derived.clear()
         runs = self._buckets.pop(start).runs
         self._noted.forget(start)
@@ -693,20 +692,20 @@ class BucketIndexState(Protocol):
 
 @runtime_checkable
 class ProgressState(Protocol):
-    """A state with progress of its own: clocks, counters, positions.
+    """A state with its own progress: clocks, counters, positions.
 
     Storage keeps it as a named value of the task's `StateHandle` (namespace `progress`, named as the store).
     """
 
     def encode_progress(self) -> bytes:
-        """The progress as it is now; called inside a checkpoint's cut, on the operator's thread."""
+        """Encode the present progress; called inside a checkpoint's cut, on the operator's thread."""
 
     def restore_progress(self, data: bytes) -> None:
-        """Take over what `encode_progress` returned at the checkpoint that is restored; empty when there was none."""
+        """Restore what `encode_progress` returned at the checkpoint; empty when there was none."""
 
 
 class PlainState:
-    """The least state there is: an index and nothing else."""
+    """A minimal state: only an index."""
 
     def __init__(self, index: BucketIndex) -> None:
         self._index = index

@@ -1,15 +1,15 @@
-"""From captured buckets to the rows of keys: load runs, search them, merge what was found by merge kind.
+"""Find the rows of keys in captured buckets: load runs, search them, and merge by merge kind.
 
-A `Span` is what one critical section captured: buckets, and a line for every place a run can be read from (layout:
-`kernels/run_table.py`). It keeps the hot runs alive whose addresses its table holds. `Found` is the answer for some
-keys: stretches of rows in reading order.
+A `Span` has the buckets captured in one critical section, and a table with a line for every copy of a run (layout:
+`kernels/run_lookup.py`). It keeps the hot runs alive whose addresses are in the table. `Found` has the rows of some
+keys as stretches in reading order.
 
 `find_keys` looks each of some thousand keys up in every run. `join_buckets` answers hundreds of thousands of keys,
-most of which no run has, in one sweep over each run's directory; it copies rows out and holds nothing afterwards. Hot
-copies with some keys only are not joined: their stored runs have every key.
+most of which are in no run, in one pass over each run's directory; it copies the rows and holds nothing afterwards.
+Partial hot copies are not joined: their stored runs have every key.
 
-L1  a line's addresses are used only while `runs[line]` holds the run they lie in.
-L2  a stored run that is needed is loaded or the load fails: there is no partial answer (T20).
+L1  a line's addresses are used only while `runs[line]` keeps the run alive.
+L2  a needed stored run is loaded or the load fails: there is no partial answer (T20).
 L3  packs were pinned when the buckets were captured; the scratch permit of a load is taken when the first stored run
     is read, and not before.
 
@@ -77,7 +77,7 @@ from tidegate.storage.spec import Merge, StoreSpec
 
 
 class Loaded(Protocol):
-    """Who counts what is read from the backend, and which buckets of a store it was for; none for a scan."""
+    """Callback that counts reads from the backend by bucket of a store; none for a scan."""
 
     def __call__(self, task: str, runs: int, nbytes: int, store: str, buckets: Collection[int]) -> None: ...
 
@@ -100,7 +100,7 @@ class RunLoader:
     ) -> None:
         self.scratch = scratch
         self._is_sweep = is_sweep
-        self._read: set[int] = set()  # buckets that were told: each counts once for a load
+        self._read: set[int] = set()  # buckets reported already: each counts once per load
         self._packs = packs
         self._task = task
         self._spec = spec
@@ -108,11 +108,11 @@ class RunLoader:
         self._told = told
 
     def __call__(self, entry: RunEntry) -> Run:
-        """One run."""
+        """Load one run."""
         return next(self.all([entry]))
 
     def all(self, entries: Sequence[RunEntry]) -> Iterator[Run]:
-        """These runs, in this order; their packs are opened beside one another where that is worth it."""
+        """Load these runs, in this order; packs are opened concurrently where that helps."""
         places = [self._place(entry) for entry in entries]
         if places:
             self._admit()
@@ -124,11 +124,11 @@ class RunLoader:
 
     @property
     def ahead(self) -> int:
-        """How many buckets are worth asking for at once; 1 when the backend is near."""
+        """The number of buckets to prefetch; 1 for a local backend."""
         return self._packs.reads_at_once
 
     def bring(self, entries: Iterable[RunEntry]) -> None:
-        """Open the packs of runs that are asked for soon."""
+        """Prefetch the packs of runs that are needed soon."""
         packs = [self._place(entry).pack for entry in entries]
         if packs:
             self._admit()
@@ -146,7 +146,7 @@ Int32s = npt.NDArray[np.int32]
 LoadRun = Callable[[RunEntry], Run]
 KINDS = {Merge.APPEND: 0, Merge.LAST: 1, Merge.FOLD: 2}
 MAX_CELLS = 1 << 22  # of key × line in one search: 32 MiB
-FEW = 8  # stretches of a key that there is room for at first
+FEW = 8  # initial capacity for stretches per key
 POINT_ROOM = 64
 FEW_STRETCHES = 32
 LONG_STRETCHES = 64  # rows; slices of that length are faster to join than to gather
@@ -159,7 +159,7 @@ _ADDRESSES: WeakKeyDictionary[Run, Int64s] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Captured buckets as a table; `runs[line]` is None where a stored copy is not loaded."""
+    """Captured buckets as a lookup table; `runs[line]` is None where a stored copy is not loaded."""
 
     buckets: Sequence[Bucket]
     entries: Sequence[RunEntry]
@@ -193,7 +193,7 @@ class Found:
 
 
 def addresses_of(run: Run) -> Int64s:
-    """The part of a line that the run alone decides; made once, and gone with the run."""
+    """The part of a line that depends only on the run; cached on the run."""
     line = _ADDRESSES.get(run)
     if line is None:
         line = np.zeros(MIN_TS, np.int64)
@@ -215,7 +215,7 @@ def addresses_of(run: Run) -> Int64s:
 
 
 def span_of(buckets: Sequence[Bucket]) -> Span:
-    """The table of these buckets, which ascend by start."""
+    """Build the table of these buckets, which ascend by start."""
     entries: list[RunEntry] = []
     runs: list[Run | None] = []
     roles: list[int] = []
@@ -236,7 +236,7 @@ def span_of(buckets: Sequence[Bucket]) -> Span:
             table[line, :MIN_TS] = addresses_of(run)
         else:
             table[line, KEYS] = -1
-    # the entry's bounds, not the copy's: a partial copy outside the bounds does not speak for the whole run
+    # the entry's bounds, not the copy's: a partial copy's bounds are not those of the whole run
     table[:, MIN_TS:] = [
         (entry.min_ts, entry.max_ts, role, entry.bucket) for entry, role in zip(entries, roles, strict=True)
     ] or np.empty((0, WIDTH - MIN_TS))
@@ -249,7 +249,7 @@ def span_of(buckets: Sequence[Bucket]) -> Span:
 def find_point(
     span: Span, spec: StoreSpec, key: bytes, first: int, last: int, scratch: ScratchLimiter
 ) -> tuple[Found | None, int]:
-    """One key without any backend, None when a stored copy has to be asked; and its hash."""
+    """Find one key without the backend (None when a stored copy must be read), and return its hash."""
     if spec.merge is Merge.FOLD:
         return _find_folded(span, spec, key, first, last, scratch)
     kind, room = 0 if spec.merge is Merge.APPEND else 1, FEW
@@ -304,7 +304,7 @@ def find_keys(
     last: int,
     load: RunLoader,
 ) -> Iterator[tuple[int, Found]]:
-    """Many keys, in pieces of bounded size: (number of the piece's first key, its rows)."""
+    """Find many keys, in pieces of bounded size: (index of the piece's first key, its rows)."""
     if hashes is None:
         hashes = hash_parts(binary_parts(keys))
     loaded = _Loaded(span, load)
@@ -317,7 +317,7 @@ def find_keys(
 
 
 class _Loaded:
-    """A span's lines with the stored runs that were needed so far."""
+    """A span's lines, with the stored runs loaded so far."""
 
     def __init__(self, span: Span, load: RunLoader) -> None:
         self.span = span
@@ -327,7 +327,7 @@ class _Loaded:
         self.scratch = load.scratch
 
     def need(self, low: Int32s, first: int, last: int) -> bool:
-        """Load the stored runs that `low` has no answer for; whether there are any."""
+        """Load the stored runs that `low` leaves open; returns whether there were any."""
         table = self.table
         reach = (table[:, ROLE] == STORED) & (table[:, MAX_TS] >= first) & (table[:, MIN_TS] <= last)
         needed = [
@@ -394,7 +394,7 @@ def _find_piece(
 
 
 def _found_in_one(loaded: _Loaded, low: Int32s, high: Int32s) -> Found:
-    """What was found in a single run: each key's rows are one stretch, and there is nothing to put in order."""
+    """The rows found in a single run: one stretch per key, already in order."""
     there = high > low
     ends = np.cumsum(there, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
@@ -433,14 +433,14 @@ def cut(stretches: Int32s, ends: Sequence[int], start: int, stop: int) -> Int32s
 
 
 def stretch_ends(stretches: Int32s) -> list[int]:
-    """After how many rows each stretch ends."""
+    """The cumulative row count at the end of each stretch."""
     return np.cumsum(stretches[:, 2] - stretches[:, 1], dtype=np.int64).tolist()  # type: ignore[no-any-return]
 
 
 def _take(
     found: Found, stretches: Int32s, lengths: Int32s, total: int, names: list[str] | None
 ) -> pa.RecordBatch:
-    """Many short stretches: all rows of each run in one go, then put in order."""
+    """Gather many short stretches: all rows of each run at once, then reordered."""
     lines = stretches[:, 0]
     if bool((lines == lines[0]).all()):
         rows_here = found.run_of(int(lines[0])).rows
@@ -569,7 +569,7 @@ def join_buckets(
 
 
 def _whole(entry: RunEntry) -> Run | None:
-    """The run, if all of it is in memory."""
+    """The run if it is completely in memory."""
     return entry.hot.run if entry.hot is not None and entry.hot.complete else None
 
 
@@ -597,7 +597,7 @@ def _join_run(asked: _Keys, run: Run, first: int, last: int) -> _Hits:
 
 
 def _gathered(spec: StoreSpec, schema: pa.Schema, hits: Sequence[_Hits]) -> Joined:
-    """All rows that were found in order, the later run's where two have one identity (T15)."""
+    """The found rows in order; of two with one identity, the later run's (T15)."""
     if not hits:
         empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
         return Joined(np.empty(0, np.int64), empty)

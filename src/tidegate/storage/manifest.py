@@ -1,28 +1,25 @@
-"""What a checkpoint of a task names: every stored run of every store, and counters and named values beside them.
+"""The manifest of a task's checkpoint: every stored run of every store, counters, and named values.
 
-A manifest file is sealed (see `sealed`) and either *full* or a *delta*: the buckets, stores and extras that
-changed since another manifest, which it names with its digest. So a checkpoint writes bytes for what changed, and
-a chain of files ends at a full one:
+A manifest file is sealed (see `backends.sealed`) and either *full* or a *delta*: the buckets, stores and extras that
+changed since another manifest, which it names with its digest. So a checkpoint writes only what changed, and a chain of
+files ends at a full one:
 
     full ◄── delta over 4 checkpoints ◄── delta over 2 ◄── delta over 1
 
-M1  the spans of a chain's deltas fall like the bits of a number: a new delta that would cover as many
-    checkpoints as the last one replaces it, and covers both. A chain of n checkpoints has at most
-    log2(n) + 1 deltas, and a changed bucket is written that often at most; no full manifest is written just
-    because time passed.
+M1  the spans of a chain's deltas decrease like the set bits of a number: a new delta that would cover as many
+    checkpoints as the last one replaces it, and covers both. A chain of n checkpoints has at most log2(n) + 1 deltas,
+    and a changed bucket is written at most that often; time alone never causes a full manifest.
 M2  when a delta would have half the bytes of the full manifest, a full one is written instead.
 M3  a manifest names its task, its number and its own object, and the digest of what it builds on: a file of another
     task, an older file under a newer name and a swapped link are all refused.
-M4  a manifest names only stored runs; a run that is only in memory is a caller's mistake.
+M4  a manifest names only stored runs; a run that is only in memory is an error of the caller.
 
-A snapshot holds facts only (numbers and names, never a run), so keeping one keeps no memory of evicted runs
-alive. `Changes` is what was touched between two checkpoints; a delta says for each touched thing what it is *now*, or
-that it is gone. So the delta over several checkpoints is made from the union of their changes and the newest
-snapshot, and no older snapshot is ever needed.
+A snapshot holds only numbers and names, never a run, so it keeps no memory of evicted runs alive. `Changes` lists what
+changed between two checkpoints; a delta has the *present* value of each changed item, or that it was removed. So the
+delta over several checkpoints is built from the union of their changes and the newest snapshot, without older ones.
 
-The token is the few bytes a master keeps for a checkpoint, and all that is needed to restore it: backend (kind and
-identity), task, number, and manifest with its digest. It is refused by another backend or task before anything is
-read.
+The token is the small value a master keeps for a checkpoint and all that a restore needs: backend (kind and identity),
+task, number, and manifest name with its digest. Another backend or task refuses it before anything is read.
 
 Garbage is every object below a task's prefix that no retained token reaches: packs of checkpoints that never
 completed, packs whose deleter died, unfinished puts.
@@ -68,7 +65,7 @@ TOKEN = Format(b"TG-TOKEN", "checkpoint token", 1, "go back to an older checkpoi
 
 
 def digest_of(data: bytes | pa.Buffer) -> bytes:
-    """What tells one manifest from every other: 16 bytes of BLAKE2b."""
+    """The digest of a manifest: 16 bytes of BLAKE2b."""
     return hashlib.blake2b(memoryview(data), digest_size=16).digest()
 
 
@@ -87,7 +84,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @classmethod
     def decode(cls, token: bytes) -> Token:
-        """`CorruptError` unless every byte is as it was written."""
+        """Decode; raises `CorruptError` if any byte changed."""
         if len(token) > MAX_TOKEN_BYTES:
             raise damaged(TOKEN, "(handed in)", f"it has {len(token)} bytes, above {MAX_TOKEN_BYTES}", None)
         decoded = unseal(TOKEN, token, cls, name="(handed in)")
@@ -95,7 +92,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return decoded
 
     def check(self, backend: StorageBackend, task: str) -> None:
-        """`InvalidError` unless the token is of this backend and this task."""
+        """Raise `InvalidError` unless the token is of this backend and this task."""
         if (self.kind, self.identity) != (backend.kind, backend.identity):
             raise InvalidError(
                 f"the checkpoint token of task {self.task} is of the {self.kind} backend {self.identity}, and this is "
@@ -112,7 +109,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 MANIFEST = Format(
     b"TG-MANIF", "manifest", 2, "go back to an older checkpoint, or restore the file from a copy", oldest=1
 )
-KEPT_BY_NAME = b"\x02"  # version 1 had this beside the runs of a store whose progress is a named value
+KEPT_BY_NAME = b"\x02"  # version 1 stored this with the runs of a store whose progress is a named value
 Facts: TypeAlias = "tuple[int, int, int, int, int, int, int, bool, str, int]"
 Cells: TypeAlias = "dict[int, tuple[Facts, ...]]"
 _facts = attrgetter(
@@ -159,7 +156,7 @@ class StoreBody(_Shape, frozen=True):
 
 
 class Link(_Shape, frozen=True):
-    """What a delta builds on."""
+    """The manifest a delta builds on."""
 
     manifest: str
     digest: bytes
@@ -208,7 +205,7 @@ class StoreFacts:
 
 @dataclass(slots=True)
 class Snapshot:
-    """A whole checkpoint as plain facts."""
+    """A whole checkpoint as numbers and names."""
 
     stores: dict[str, StoreFacts] = field(default_factory=dict)
     extras: dict[str, bytes] = field(default_factory=dict)
@@ -216,7 +213,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Changes:
-    """What was touched: buckets by store (an empty set: its counters), stores that came or went, extras."""
+    """The changes: buckets by store (an empty set: its counters), added or removed stores, extras."""
 
     stores: dict[str, set[int]] = field(default_factory=dict)
     renewed: set[str] = field(default_factory=set)
@@ -229,7 +226,7 @@ class Changes:
         self.extras |= other.extras
 
     def add_store(self, name: str, facts: StoreFacts) -> None:
-        """A store that came or went: all of it is touched."""
+        """Mark all of an added or removed store as changed."""
         self.stores.setdefault(name, set()).update(facts.cells)
         self.renewed.add(name)
 
@@ -250,7 +247,7 @@ def cells_of(entries: Iterable[RunEntry], store: str, wanted: set[int] | None = 
 
 
 def store_body(facts: StoreFacts, touched: Iterable[int], *, is_new: bool) -> StoreBody:
-    """What a file says of a store: its counters and what its touched buckets hold now."""
+    """A store's part of a file: its counters and the present content of its changed buckets."""
     packs: dict[str, int] = {}
     buckets, gone = {}, []
     for bucket in sorted(touched):
@@ -264,7 +261,7 @@ def store_body(facts: StoreFacts, touched: Iterable[int], *, is_new: bool) -> St
 
 def _run_body(run: Facts, packs: dict[str, int]) -> RunBody:
     order, rows, keys, nbytes, charge, min_ts, max_ts, base, pack, slot = run
-    if min(slot, rows, keys, nbytes, charge) < 0:  # what `apply_body` would refuse must not be written
+    if min(slot, rows, keys, nbytes, charge) < 0:  # never write what `apply_body` would refuse
         raise InvalidError(
             f"slot {slot} of {pack}: a run of {rows} rows, {nbytes} bytes, charge {charge} cannot be"
         )
@@ -273,7 +270,7 @@ def _run_body(run: Facts, packs: dict[str, int]) -> RunBody:
 
 
 def body_of(snapshot: Snapshot, changes: Changes, **head: Any) -> Body:
-    """A file of the touched things; with everything touched and no base, a full one."""
+    """The file body with the changed items; a full one if everything changed and there is no base."""
     stores = snapshot.stores
     return Body(
         stores={
@@ -289,7 +286,7 @@ def body_of(snapshot: Snapshot, changes: Changes, **head: Any) -> Body:
 
 
 def everything(snapshot: Snapshot) -> Changes:
-    """All of a snapshot as touched: what a full manifest says."""
+    """All of a snapshot as changed: the content of a full manifest."""
     changes = Changes(extras=set(snapshot.extras))
     for name, facts in snapshot.stores.items():
         changes.add_store(name, facts)
@@ -297,7 +294,7 @@ def everything(snapshot: Snapshot) -> Changes:
 
 
 def apply_body(body: Body, snapshot: Snapshot) -> Changes:
-    """Make the file's changes to the snapshot; what they touched."""
+    """Apply the file's changes to the snapshot and return them."""
     changes = Changes(extras={*body.extras, *body.extras_gone})
     for name in body.stores_gone:
         dropped = snapshot.stores.pop(name, None)
@@ -369,7 +366,7 @@ MAX_CHAIN = 64
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """One store in a checkpoint. `entries` are read without their hot copies; each must be stored."""
+    """One store in a checkpoint. Hot copies of `entries` are ignored; each entry must be stored."""
 
     fingerprint: str
     next_seq: int
@@ -379,7 +376,7 @@ class StoreState:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything a checkpoint of one task names."""
+    """The content of a checkpoint of one task."""
 
     task: str
     number: int
@@ -441,10 +438,10 @@ class ManifestChain:
     def write(
         self, manifest: Manifest, unique: str, *, touched: Mapping[str, Collection[int]] | None = None
     ) -> Token:
-        """Put the manifest, full or as what changed, and return its token; publishing that is the caller's.
+        """Put the manifest, full or as a delta, and return its token; the caller publishes the token.
 
-        `touched` names, by store, every bucket that may have changed since the chain's last manifest; then only
-        those are looked at. Without it (or for a store it does not name) all are compared, about 1 µs a run.
+        `touched` has, by store, every bucket that may have changed since the chain's last manifest; only those are
+        compared. Without it (or for a store not in it) all are compared, at about 1 µs per run.
         """
         if manifest.task != self._task:
             raise InvalidError(
@@ -573,7 +570,7 @@ _OF_A_TASK = re.compile(r".+/(packs/[^/]+/[^/]*\.pack[^/]*|manifests/[^/]*\.mani
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What a collection found and did. `removed` is what would be removed when `dry_run`."""
+    """The result of a collection. With `dry_run`, `removed` is what would be removed."""
 
     task: str
     dry_run: bool
@@ -653,7 +650,7 @@ def is_task_object(name: str) -> bool:
 def _remove(
     backend: StorageBackend, orphans: list[ObjectInfo], *, dry_run: bool
 ) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
-    # Manifests go first, so that none is ever left behind that names a pack which is gone.
+    # Manifests first, so that none is left that names a deleted pack.
     ordered = sorted(orphans, key=lambda each: ("/packs/" in each.name, each.name))
     if dry_run:
         return ordered, []

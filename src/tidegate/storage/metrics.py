@@ -1,7 +1,7 @@
-"""What storage counts and measures, as metrics: every gauge and counter of a worker, by name.
+"""The metrics of storage: every gauge and counter of a worker, by name.
 
-Components report what they did, once per operation, in the words of `StorageStats`. Gauges are read from their
-owners when somebody looks: `refresh` asks each watched owner, and `snapshot` refreshes first.
+Components report each operation once, through the methods of `StorageStats`. Gauges are read from their owners on
+demand: `refresh` calls each watched owner, and `snapshot` refreshes first.
 
 Safe from any thread.
 """
@@ -88,7 +88,7 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class StorageStats:
-    """The instruments of one worker's storage."""
+    """The metrics of one worker's storage."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._watched: list[Callable[[], None]] = []
@@ -110,11 +110,11 @@ class StorageStats:
         self._count(task, pruned_rows=rows, pruned_bytes=nbytes)
 
     def loaded(self, task: str, runs: int, nbytes: int) -> None:
-        """A reader asked for runs that are not in memory."""
+        """Count runs that a reader loaded from the backend."""
         self._count(task, loads=1, loaded_runs=runs, loaded_bytes=nbytes)
 
     def dumped(self, task: str, *, runs: int, nbytes: int, ms: int, packs: int = 1) -> None:
-        """Packs were written."""
+        """Count written packs."""
         self._count(task, dump_calls=packs, dump_runs=runs, dump_bytes=nbytes, dump_seconds=ms / 1000)
 
     def compacted(self, task: str, *, runs: int, nbytes: int, ms: int = 0) -> None:
@@ -149,7 +149,7 @@ class StorageStats:
         )
 
     def lost(self, task: str, operation: str) -> None:
-        """A publish lost the race, and its work was thrown away."""
+        """Count a publish that lost its compare-and-swap, so that its work was discarded."""
         self._all["lost"].add(1, task=task, operation=operation)
 
     def deleted(self, task: str, *, packs: int, failed: int) -> None:
@@ -164,15 +164,15 @@ class StorageStats:
         self._count(task, restores=1, restore_seconds=ms / 1000)
 
     def overloaded(self, task: str, reason: str | None) -> None:
-        """A wait ended in an error."""
+        """Count a wait that ended in an error."""
         self._all["overloads"].add(1, task=task, reason=reason or "other")
 
     def failed(self, task: str) -> None:
-        """An error stopped the task's maintenance."""
+        """Count an error that stopped the task's maintenance."""
         self._count(task, maintenance_failures=1)
 
     def retried(self, task: str) -> None:
-        """Background maintenance found the backend out of reach, and tries again at its next turn."""
+        """Count an unreachable backend; background maintenance tries again at its next turn."""
         self._count(task, maintenance_retries=1)
 
     # what is
@@ -186,12 +186,12 @@ class StorageStats:
         self._all[name].set(value, **labels)
 
     def refresh(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         for look in (*self._watched, *list(self._tasks.values())):
             look()
 
     def snapshot(self) -> Readings:
-        """Every number, now."""
+        """Refresh and return all present values."""
         self.refresh()
         return {
             name: {tuple(sample.labels.values()): sample.value for sample in instrument.samples()}
@@ -250,7 +250,7 @@ class StorageStats:
         self._tasks[task] = look
 
     def forget_task(self, task: str) -> None:
-        """The task left the worker: it has no gauges any more. What was counted of it stays."""
+        """Remove the gauges of a task that left the worker; its counters stay."""
         self._tasks.pop(task, None)
         for name, (_, labels) in _GAUGES.items():
             if "task" in labels:

@@ -1,18 +1,18 @@
-"""A pack: one immutable file with many runs of one store and one time segment; and the cache of packs that are open.
+"""Packs: immutable files with many runs of one store and one time segment; and the cache of open packs.
 
     head      sealed (task, store, time segment, name), zeros to a multiple of 64
     slots     one run each, at multiples of 64, each with its own CRC-32C; see `slots`
     foot      sealed (the head again, the store's fingerprint and columns, the table of slots)
     trailer   32 bytes: position and length of the foot u64, 0 u32, CRC-32C of the 20 bytes before u32, magic
 
-P2  every byte is covered by exactly one check: trailer, foot and head when the pack is opened (zeros after the
-    head included), a slot with the zeros inside it when it is first read. The slots follow one another from
-    the head to the foot, so cutting, extending and moving are found.
-P3  nothing of a slot is handed to Arrow before its checksum was right. A damaged slot is refused with its
-    position; the others stay readable.
-P4  head and foot repeat whose pack it is, so a good file in the wrong place is refused.
-O1  a slot that was found good is not verified again while this process may trust its file: a pack never changes.
-O2  damage in a local copy of a remote pack is met by another copy; damage of the pack itself is an error.
+P2  every byte is covered by exactly one check: trailer, foot and head when the pack is opened (padding after the
+    head included), a slot with its padding when it is first read. The slots are contiguous from the head to the foot,
+    so truncation, extension and moves are detected.
+P3  no byte of a slot is passed to Arrow before its checksum was verified. A damaged slot is refused with its position;
+    the others stay readable.
+P4  head and foot repeat the task and store, so a valid file in the wrong place is refused.
+O1  a verified slot is not verified again while this process may trust its file: a pack never changes.
+O2  a damaged local copy of a remote pack is downloaded again; damage of the pack itself is an error.
 
 Thread rule: a `PackWriter` has one owner; a `PackReader` and a `PackCache` may be shared between threads and tasks.
 """
@@ -53,7 +53,7 @@ _HEAD_LENGTH = struct.Struct("<12xI")
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Whose pack this is."""
+    """The head of a pack: its task, store, time segment and name."""
 
     task: str
     store: str
@@ -62,7 +62,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a run lies, and what it is."""
+    """A slot's position, and the facts of its run."""
 
     position: int
     length: int
@@ -75,7 +75,7 @@ class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Foot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is in the pack."""
+    """The foot of a pack: its content."""
 
     head: Head
     fingerprint: str
@@ -103,11 +103,11 @@ class PackWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far, without the foot."""
+        """The bytes so far, without the foot."""
         return self._position
 
     def add(self, run: Run) -> int:
-        """The run's slot number."""
+        """Add a run; returns its slot number."""
         spec, segment = self._spec, self._head.segment
         if spec.segment_of(run.bucket) != segment:
             raise InvalidError(
@@ -133,7 +133,7 @@ class PackWriter:
         return len(self._slots) - 1
 
     def finish(self) -> list[Part]:
-        """The pack's bytes, in order, for `backend.put`; they share the runs' memory."""
+        """Return the pack's parts, in order, for `backend.put`; they share the runs' memory."""
         columns = self._spec.rows.serialize().to_pybytes()
         foot = seal(
             STEPPED_FOOT if self._stepped else FOOT,
@@ -146,7 +146,7 @@ class PackWriter:
 def write_pack(
     backend: StorageBackend, task: str, spec: StoreSpec, segment: int, runs: Iterable[Run], name: str
 ) -> list[StoredRef]:
-    """Put one pack; where each run lies in it, in the order given."""
+    """Put one pack; returns the reference of each run, in the given order."""
     (refs,) = write_packs(backend, task, [NewPack(spec, segment, list(runs), name)])
     return refs
 
@@ -163,7 +163,7 @@ class NewPack(NamedTuple):
 def write_packs(
     backend: StorageBackend, task: str, packs: Sequence[NewPack], *, at_once: int = 1
 ) -> list[list[StoredRef]]:
-    """Put several packs of one task; where each run of each lies, in the order given."""
+    """Put several packs of one task; returns the references of each pack's runs, in the given order."""
     refs: list[list[StoredRef]] = []
 
     def made() -> Iterator[tuple[str, list[Part]]]:
@@ -176,7 +176,7 @@ def write_packs(
 
     put_all(
         backend, made(), at_once=at_once
-    )  # one by one: what was summed up is still in the processor's cache
+    )  # one by one: checksummed bytes are still in the processor's cache
     return refs
 
 
@@ -187,7 +187,7 @@ class PackReader:
     """One open pack: its foot is checked when it is opened, each slot when it is first read."""
 
     def __init__(self, pack: pa.Buffer, name: str, verified: set[int] | None = None) -> None:
-        """`verified` are slots that this process found good before: a pack never changes."""
+        """`verified` are slots that this process verified before: a pack never changes."""
         self.name = name
         self._pack = pack if pack.address % ALIGNMENT == 0 else joined([pack])
         self.foot = _open(self._pack, name)
@@ -198,11 +198,11 @@ class PackReader:
 
     @property
     def verified(self) -> set[int]:
-        """The slots that were found good so far."""
+        """The slots verified so far."""
         return self._verified
 
     def check(self, task: str, spec: StoreSpec) -> None:
-        """Refuse a pack of another task or store, and a store that is declared differently now."""
+        """Raise for a pack of another task or store, and for a store whose declaration changed."""
         if self._owner is not None and self._owner[1] is spec and self._owner[0] == task:
             return
         head = self.foot.head
@@ -218,7 +218,7 @@ class PackReader:
         self._earlier = spec.shape_of(self.foot.fingerprint)
 
     def load(self, number: int) -> Run:
-        """The run in a slot, zero copy. `check` comes first."""
+        """Return the run in a slot, zero copy. Call `check` first."""
         run = self._runs.get(number)
         if run is not None:
             return run
@@ -257,7 +257,7 @@ class PackReader:
 
 
 def _open(pack: pa.Buffer, name: str) -> Foot:
-    """The foot, after every check that needs no slot (P2)."""
+    """Return the foot, after every check that needs no slot (P2)."""
     size = pack.size
     if size < _TRAILER.size:
         raise damaged(FOOT, name, f"it has {size} bytes, too few for a pack", 0)
@@ -291,7 +291,7 @@ def _open(pack: pa.Buffer, name: str) -> Foot:
 
 
 def _check_head(pack: pa.Buffer, foot: Foot, name: str) -> int:
-    """Where the slots start, after the head was found good and equal to the foot's."""
+    """Return the start of the slots, after checking the head against the foot."""
     stated = _HEAD_LENGTH.unpack_from(pack)[0] + 20 if pack.size >= 16 else 0
     if stated > min(MAX_HEAD_BYTES, pack.size):
         raise damaged(HEAD, name, f"its head of {stated} bytes does not fit it", 12)
@@ -315,10 +315,10 @@ MAX_VERIFIED = 1 << 12
 class PackCache:
     """At most `max_open` packs stay open.
 
-    Each holds a file descriptor and address space; the one used longest ago is closed first. Of open packs, runs are
-    kept as objects while what they hold besides the file stays below `kept_bytes`, because making one again costs much
-    more than finding it. A run somebody has keeps its pack's memory by itself, whatever is closed here. `load_all`
-    opens up to `reads_at_once` packs at the same time.
+    Each holds a file descriptor and address space; the least recently used is closed first. Runs of open packs are
+    cached as objects while their memory outside the file stays below `kept_bytes`, because building a run costs much
+    more than a lookup. A run in use keeps its pack's memory alive after the pack is closed here. `load_all` opens up to
+    `reads_at_once` packs at the same time.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class PackCache:
         return len(self._readers)
 
     def load(self, task: str, spec: StoreSpec, ref: StoredRef) -> Run:
-        """The stored run, zero copy; verified before the first use of its slot."""
+        """Return the stored run, zero copy; its slot is verified before the first use."""
         try:
             return self._load(task, spec, ref)
         except CorruptError:
@@ -356,9 +356,9 @@ class PackCache:
         return self._load(task, spec, ref)  # the damage may have been in a local copy of a remote pack
 
     def load_all(self, task: str, spec: StoreSpec, refs: Sequence[StoredRef]) -> Iterator[Run]:
-        """The stored runs in the order given, each as `load` does; packs that are not open come together.
+        """Yield the stored runs in the given order, as `load` does; packs that are not open are opened together.
 
-        Never more than stay open: of a longer list, the next packs come when the runs of these were taken.
+        At most `max_open` at a time: of a longer list, the next packs are opened once these runs were consumed.
         """
         for start in range(0, len(refs), self._max_open):
             part = refs[start : start + self._max_open]
@@ -366,9 +366,9 @@ class PackCache:
             yield from (self.load(task, spec, ref) for ref in part)
 
     def bring(self, packs: Iterable[str]) -> None:
-        """Open those of the packs that are not open, beside one another; the first ones, if not all may be open.
+        """Open the packs that are not open concurrently; only the first ones, if not all may be open.
 
-        Nothing when reads are not worth overlapping: `load` opens a pack too.
+        Does nothing when overlapping reads do not help: `load` opens packs, too.
         """
         if self.reads_at_once == 1:
             return
@@ -381,7 +381,7 @@ class PackCache:
         overlap(self._try_open, absent, at_most=self.reads_at_once)
 
     def forget(self, pack: str) -> None:
-        """Close the pack, because it is going to be deleted. Runs already loaded stay valid."""
+        """Close the pack before it is deleted. Runs already loaded stay valid."""
         with self._lock:
             self._verified.pop(pack, None)
             reader = self._readers.pop(pack, None)
@@ -416,7 +416,7 @@ class PackCache:
         try:
             self._open(pack)
         except CorruptError:
-            pass  # `load` meets it again, and knows what to do about local copies
+            pass  # `load` meets the error again and handles local copies
 
     def _open(self, name: str) -> PackReader:
         pack = self._backend.read(name)
@@ -445,7 +445,7 @@ class PackCache:
                 self.used_bytes -= _own_bytes(self._kept.popitem(last=False)[1])
 
     def _drop_runs(self, reader: PackReader) -> None:
-        """A closed pack's runs are not kept, or the file would stay mapped. The lock is held."""
+        """Drop a closed pack's cached runs, so that the file is unmapped. The lock is held."""
         for number in list(reader.verified):  # a load on another thread may be adding to it
             run = self._kept.pop((reader.name, number), None)
             if run is not None:
@@ -453,6 +453,6 @@ class PackCache:
 
 
 def _own_bytes(run: Run) -> int:
-    """What a loaded run holds besides the mapped file: the objects of its arrays, `Run.starts`, buffers made anew."""
+    """A loaded run's memory besides the mapped file: array objects, `Run.starts`, computed buffers."""
     made: int = run.__dict__.get("made_bytes", 0)
     return 4096 + 4 * run.key_count + made

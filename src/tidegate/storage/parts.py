@@ -1,10 +1,10 @@
-"""The parts of a worker's storage, and what it knows of each task: stores, last uses of keys, checkpoints, failure.
+"""The parts of a worker's storage, and its state per task: stores, key accesses, checkpoints, failure.
 
-The runtime builds `StorageParts`; the writer, maintenance and checkpoints work with it; operators never see it. Its
-moves keep ledgers in step: a hot copy goes together with its pool bytes, a stored run with its pack's count of live
-slots. A task's stores are changed by its one operator thread; maintenance only looks them up. `TaskStorage.failure`
-is set once, by the first maintenance operation that failed; from then on every call for the task raises it until the
-task is restored.
+The runtime builds `StorageParts`; the writer, maintenance and checkpoints use it; operators never see it. Its methods
+keep the accounting consistent: a hot copy is dropped together with its pool bytes, a stored run with its pack's count
+of live slots. Only a task's operator thread changes its stores; maintenance only looks them up. `TaskStorage.failure`
+is set by the first maintenance operation that fails; from then on every call for the task raises it until the task is
+restored.
 
 Thread rule: any thread, except for a task's stores.
 """
@@ -56,11 +56,11 @@ STATE_PREFIX = "state."
 
 @dataclass(slots=True)
 class AttachedStore:
-    """One store of a task, with what the index does not know: the writer's next number."""
+    """One store of a task, with the writer's next row number."""
 
     state: BucketIndexState
     next_seq: int = 0
-    hot_buckets: int = 2  # the newest buckets that periodic maintenance leaves alone
+    hot_buckets: int = 2  # the newest buckets, which periodic maintenance skips
     cold_reads: ColdReads = field(default_factory=ColdReads)
 
     @property
@@ -69,7 +69,7 @@ class AttachedStore:
 
 
 class Mark(NamedTuple):
-    """By what to tell that a store is as it was: nothing appended or pruned, no number used."""
+    """A fingerprint of a store's state, to detect appends, prunes and used row numbers."""
 
     rows_of: BucketIndex
     data_version: int
@@ -77,13 +77,13 @@ class Mark(NamedTuple):
 
 
 def mark_of(store: AttachedStore) -> Mark:
-    """The store as it is now; on the operator's thread."""
+    """The store's present mark; on the operator's thread."""
     return Mark(store.state.index, store.state.index.data_version, store.next_seq)
 
 
 @dataclass(slots=True)
 class LastCheckpoint:
-    """The checkpoint a task was last equal to (None: the beginning), and its stores as they were then."""
+    """The checkpoint a task last equalled (None: the beginning), and the marks of its stores then."""
 
     token: bytes | None = None
     named: frozenset[str] = frozenset()  # stores the checkpoint names
@@ -103,7 +103,7 @@ class TaskStorage:
     cursors: dict[str, Cursor | None] = field(default_factory=dict)  # the highest of each restored store
     number: int = 0  # of the last checkpoint
     retained: list[int] = field(default_factory=list)  # checkpoints whose objects are held, oldest first
-    is_measured: bool = True  # whether the files of restored packs were looked at for what is dead in them
+    is_measured: bool = True  # whether the file sizes of restored packs were read (dead bytes)
     # None: equal to no checkpoint from now on
     last_checkpoint: LastCheckpoint | None = field(default_factory=LastCheckpoint)
     unnamed_since_ms: int | None = None  # when the first pack was stored that no checkpoint names yet
@@ -111,7 +111,7 @@ class TaskStorage:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
-        """Raise what stopped the task, if anything did."""
+        """Raise the error that stopped the task, if any."""
         failure = self.failure
         if failure is None:
             return
@@ -124,7 +124,7 @@ class TaskStorage:
         raise UnavailableError(message) from failure
 
     def is_as_at(self, token: bytes | None) -> bool:
-        """Whether the stores hold what they held at this checkpoint; state caches are not looked at."""
+        """Whether the stores equal those of this checkpoint; ignores state caches."""
         last = self.last_checkpoint
         if last is None or last.token != token or self.failure is not None:
             return False
@@ -137,13 +137,13 @@ class TaskStorage:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Stop the task; the first reason stays."""
+        """Stop the task; the first error is kept."""
         with self.lock:
             if self.failure is None:
                 self.failure = error
 
     def note_unnamed(self, stored_ms: int) -> None:
-        """Something is live now that was stored then, and that no checkpoint names yet."""
+        """Note that a pack stored at this time is live and not yet in a checkpoint."""
         since_ms = self.unnamed_since_ms
         self.unnamed_since_ms = stored_ms if since_ms is None else min(since_ms, stored_ms)
 
@@ -160,13 +160,13 @@ class TaskStorage:
         return found
 
     def note_cold(self, store: str, buckets: Iterable[int]) -> None:
-        """A load had to read stored runs of these buckets; state blobs have a cache of their own, and do not count."""
+        """Count a load that read stored runs of these buckets; state blobs have their own cache and do not count."""
         found = self.stores.get(store)
         if found is not None and not store.startswith(STATE_PREFIX):
             found.cold_reads.note(buckets)
 
     def attached(self) -> list[AttachedStore]:
-        """All stores, also those of state blobs, by name."""
+        """All stores by name, those of state blobs included."""
         with self.lock:
             return [self.stores[name] for name in sorted(self.stores)]
 
@@ -190,7 +190,7 @@ class Tasks:
         return self._tasks.get(task)
 
     def add(self, storage: TaskStorage) -> TaskStorage:
-        """The task's storage: this one, or the one that was there already."""
+        """Register the task's storage; returns the existing one if there is any."""
         with self._lock:
             return self._tasks.setdefault(storage.task, storage)
 
@@ -209,7 +209,7 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class StorageParts:
-    """Everything one worker's storage is made of."""
+    """All components of one worker's storage."""
 
     config: StorageConfig
     clock: Clock
@@ -239,13 +239,13 @@ class StorageParts:
         return self.base_runs if tenant is Tenant.BASE_RUNS else self.write_buffer
 
     def drop_hot(self, task: TaskStorage, copies: Iterable[HotCopy]) -> int:
-        """Drop hot copies; the pool bytes that came free. One that is gone already counts for nothing."""
+        """Drop hot copies; returns the pool bytes freed, 0 for copies already dropped."""
         return sum(self.cache_of(hot.tenant).remove(task.task, hot) for hot in copies)
 
     # -- stored runs -----------------------------------------------------------------------------
 
     def load(self, task: TaskStorage, spec: StoreSpec, entry: RunEntry) -> Run:
-        """The whole run, from memory if all of it is there, else from its pack (which must be pinned)."""
+        """Return the whole run, from memory if complete there, else from its pack (which must be pinned)."""
         if entry.hot is not None and entry.hot.complete:
             return entry.hot.run
         if entry.stored is None:
@@ -253,7 +253,7 @@ class StorageParts:
         return self.packs.load(task.task, spec, entry.stored)
 
     def load_all(self, task: TaskStorage, spec: StoreSpec, entries: Sequence[RunEntry]) -> list[Run]:
-        """The runs of these entries, each as `load` does; packs that must be read come together."""
+        """Return the runs of these entries, as `load` does; packs are opened together."""
         refs = [entry.stored for entry in entries if not entry.is_hot and entry.stored is not None]
         stored = dict(zip(refs, self.packs.load_all(task.task, spec, refs), strict=True))
         return [
@@ -262,14 +262,14 @@ class StorageParts:
         ]
 
     def store(self, task: TaskStorage, spec: StoreSpec, segment: int, runs: Sequence[Run]) -> list[StoredRef]:
-        """Write runs of one time segment as a new pack, counted as live until `retire` says otherwise."""
+        """Write runs of one time segment as a new pack, which counts as live until `retire`."""
         (refs,) = self.store_all(task, [(spec, segment, runs)])
         return refs
 
     def store_all(
         self, task: TaskStorage, segments: Sequence[tuple[StoreSpec, int, Sequence[Run]]]
     ) -> list[list[StoredRef]]:
-        """A new pack for each time segment of each store, all of them durable together; as `store` does."""
+        """Write a new pack for each time segment of each store, all durable together; as `store` does."""
         unique = self.randomness.uuid
         packs = [
             NewPack(spec, segment, runs, pack_name(task.task, spec.name, segment, unique().hex))
@@ -280,9 +280,9 @@ class StorageParts:
         try:
             refs = write_packs(self.backend, task.task, packs, at_once=at_once)
         except ConflictError:
-            raise  # a name is somebody else's object: not ours to retire
+            raise  # the name belongs to another object: do not retire it
         except BaseException:
-            # A put may have happened although it failed to say so: its name must not be left behind.
+            # A put may have succeeded although it raised: its object must not be left behind.
             self.retirement.retire(task.task, [pack.name for pack in packs])
             raise
         task.note_unnamed(started)
@@ -298,7 +298,7 @@ class StorageParts:
         return refs
 
     def retire(self, task: TaskStorage, refs: Iterable[StoredRef]) -> None:
-        """Stored runs left live metadata (or never entered it); a pack without live runs is queued for deletion."""
+        """Remove stored runs from the live counts; a pack without live runs is queued for deletion."""
         unused = self.use.remove(task.task, refs)
         if unused and self.config.deletes:
             self.retirement.retire(task.task, unused)
@@ -309,7 +309,7 @@ class StorageParts:
 
 
 def own_memory(run: Run, nbytes: int) -> Run:
-    """The run in memory of its own: a stored run is a view of a mapped file. It weighs what it did, `nbytes`."""
+    """Copy a stored run, a view of a mapped file, into its own memory; its logical size stays `nbytes`."""
     owned = Run(run.bucket, _copy(run.directory), _copy(run.rows))
     owned.__dict__["nbytes"] = (
         nbytes  # the index's number, so that the pool sees the same run at the same size

@@ -1,12 +1,12 @@
-"""What a load returns: the rows of every request, as ordered views of one key each or as one table.
+"""The result of a load: the rows of every request, as ordered views of one key each or as one table.
 
-Keyed requests are answered key by key, in the order their keys were given; a key asked for twice is answered
-twice, a key without rows has an empty view. A view reads rows where they lie: it holds stretches of runs, and copies
-them only when asked for a batch. A position is a row's number in the view, 0 up to `len(view)`.
+Keyed requests are answered key by key, in the order of their keys; a key requested twice is answered twice, and a key
+without rows has an empty view. A view is zero-copy: it holds stretches of runs, and copies rows only to build a batch.
+A position is a row's index in the view, from 0 to `len(view)`.
 
-Close it, best with `with`: until then packs are pinned, keys are in use and a scratch slot may be taken. `Holding`
-gives all of that back exactly once, when the last holder closes: the loaded ranges themselves, and each view entered
-with `with`.
+Close the result, preferably with `with`: until then packs are pinned, keys are in use and a scratch slot may be taken.
+`Holding` releases all of that exactly once, when the last holder closes: the loaded ranges themselves, and each view
+entered with `with`.
 
 Thread rule: one thread at a time; closing is safe from any.
 """
@@ -34,7 +34,7 @@ _COUNTING = threading.Lock()
 
 
 class Holding:
-    """What a load took and must give back; counts its holders."""
+    """The resources of a load, with a reference count."""
 
     __slots__ = ("_holders", "_releases")
 
@@ -53,7 +53,7 @@ class Holding:
             self._holders += 1
 
     def release(self) -> None:
-        """One holder less; the last gives everything back, also when giving back some of it fails."""
+        """Remove one holder; the last one releases everything, even if one release fails."""
         with _COUNTING:
             self._holders -= 1
             releases, last = self._releases, self._holders == 0
@@ -64,24 +64,24 @@ class Holding:
 
 
 class KeyUse(Protocol):
-    """Who wants to know which keys are read: the task's clock of key accesses."""
+    """The interface that records key accesses: the task's `KeyLru`."""
 
     def touch(self, hashes: UInt64s) -> None:
-        """These keys were accessed now."""
+        """Record that these keys were accessed now."""
 
     def hold(self, hashes: UInt64s) -> None:
-        """These keys are in use until `unhold` is called with the same."""
+        """Mark these keys as in use until `unhold` is called with the same array."""
 
     def unhold(self, hashes: UInt64s) -> None: ...
 
     def begin_use(self, key_hash: int) -> None:
-        """One key was accessed now, and is in use until `end_use`."""
+        """Record an access to one key, which is in use until `end_use`."""
 
     def end_use(self, key_hash: int) -> None: ...
 
 
 class KeyHolding(Holding):
-    """All that a read of one hot key takes: the key is in use."""
+    """The resources of a read of one hot key: only the key's use."""
 
     __slots__ = ("_hash", "_use")
 
@@ -100,7 +100,7 @@ class KeyHolding(Holding):
 
 
 def release_all(releases: Sequence[Callable[[], None]]) -> None:
-    """Call every one, in order, whatever the others do; the first error is raised at the end."""
+    """Call each release in order, even after errors; the first error is raised at the end."""
     for position, release in enumerate(releases):
         try:
             release()
@@ -122,7 +122,7 @@ class SortedRangeView:
         key: bytes,
         schema: pa.Schema,
         holding: Holding,
-        hides: bool = True,  # whether runs have columns that readers do not see
+        hides: bool = True,  # whether runs have columns hidden from readers
     ) -> None:
         self.key = key
         self.rows = rows
@@ -148,7 +148,7 @@ class SortedRangeView:
         self.close()
 
     def close(self) -> None:
-        """Release what entering the view took; closing again does nothing."""
+        """Release what entering the view took; idempotent."""
         if self._entered:
             self._entered -= 1
             self._holding.release()
@@ -179,7 +179,7 @@ class SortedRangeView:
         return self._numbers("seq")
 
     def to_batch(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """All rows: ts, seq and payload, or the columns asked for."""
+        """All rows: ts, seq and payload, or the given columns."""
         return self.slice(0, self.rows, columns)
 
     def slice(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
@@ -193,7 +193,7 @@ class SortedRangeView:
         return gather(self._found, part, pa.schema([self._schema.field(name) for name in columns]))
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows where they lie, without a copy, one stretch after the other."""
+        """All rows without a copy, one batch per stretch."""
         self._check_open()
         names = self._schema.names if columns is None else list(columns)
         for line, start, stop in self._stretches.tolist():
@@ -237,7 +237,7 @@ PIECE_ROWS = (
 
 
 class Answer:
-    """The answer to one keyed request: pieces of some keys each, ascending by the number of their first key."""
+    """The answer to one keyed request, in pieces of several keys, ascending by the index of their first key."""
 
     __slots__ = ("keys", "pieces", "single")
 
@@ -257,7 +257,7 @@ class Answer:
 
 
 def result_schema(spec: StoreSpec) -> pa.Schema:
-    """The columns of a row that is read: cursor and payload; tombstones are never read."""
+    """The columns returned to readers: cursor and payload; tombstones are never returned."""
     return pa.schema([field for field in spec.rows if field.name != "deleted"])
 
 
@@ -284,13 +284,13 @@ class LoadedRanges:
         self.close()
 
     def close(self) -> None:
-        """Give back what the load holds, as soon as no entered view needs it; closing again does nothing."""
+        """Release what the load holds, once no entered view needs it; idempotent."""
         if not self._closed:
             self._closed = True
             self._holding.release()
 
     def __len__(self) -> int:
-        """How many requests were answered."""
+        """The number of requests."""
         return len(self._answers)
 
     def view(self, request: int = 0, key: int = 0) -> SortedRangeView:
@@ -357,7 +357,7 @@ class LoadedRanges:
 
 
 class LoadedPoint(LoadedRanges):
-    """The answer to one request for one key: what most reads are, so it makes nothing before it is asked for."""
+    """The answer to one request for one key, the most common read; it builds everything lazily."""
 
     __slots__ = ("_found", "_key")
 
@@ -390,17 +390,17 @@ class LoadedPoint(LoadedRanges):
 
 
 def keyed_schema(schema: pa.Schema) -> pa.Schema:
-    """With the key before the other columns."""
+    """The schema with the key before the other columns."""
     return pa.schema([pa.field("key", pa.binary(), nullable=False), *schema])
 
 
 def numbered_schema(schema: pa.Schema) -> pa.Schema:
-    """With the number of the request and the key before the other columns."""
+    """The schema with the request's index and the key before the other columns."""
     return pa.schema([pa.field("request", pa.int32(), nullable=False), *keyed_schema(schema)])
 
 
 def columns_of(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """These columns of the schema, in the order asked for; all of them when nothing is."""
+    """These columns of the schema, in the given order; by default all."""
     if columns is None:
         return schema
     unknown = [name for name in columns if name not in schema.names]

@@ -1,17 +1,17 @@
-"""The operator's way to its rows: plan, then load, join or scan.
+"""The read path of operators: plan, then load, join or scan.
 
-A plan is checked requests: keys, and bounds `All()` or `Time(start, end)` (both inclusive, milliseconds). It names
-buckets, not runs: which runs they have is settled when the plan is loaded, in the critical section that pins them.
+A plan holds validated requests: keys, and bounds `All()` or `Time(start, end)` (both inclusive, milliseconds). It names
+buckets, not runs: the runs are captured when the plan is loaded, in the critical section that pins them.
 
 A load captures buckets and pins packs in one critical section of the index, takes a scratch permit if a stored run
-must be read, searches and merges. It waits for nothing while the index is locked, and holds only pins while it waits
-for scratch. An error on the way gives back everything taken so far.
+must be read, searches and merges. It never waits while the index is locked, and holds only pins while it waits
+for scratch. On an error it releases everything taken so far.
 
-A read of hot rows takes no pin, no permit and no lock: buckets are values, and the table made of them for the last
-reader is used again until the index changes.
+A read of hot rows takes no pin, no permit and no lock: buckets are immutable values, and the table built from them is
+reused by later readers until the index changes.
 
-Keys that are read count as accessed (one call for a load), and stay in use until the load is closed, so that
-pressure chooses others. Scans touch no key.
+Keys that are read count as accessed (one call per load), and stay in use until the load is closed, so that relief
+evicts other keys. Scans touch no key.
 
 Thread rule: safe from any thread; so is each load, by one thread at a time.
 """
@@ -102,7 +102,7 @@ class RangesLoadPlan:
 
 
 def time_span(bounds: Bounds) -> tuple[int, int]:
-    """The first and last ts the bounds allow."""
+    """The first and last ts within the bounds."""
     return (bounds.start, bounds.end) if isinstance(bounds, Time) else (EARLIEST, LATEST)
 
 
@@ -124,11 +124,11 @@ def _fits(bounds: Time) -> bool:
 
 
 def check_requests(requests: Sequence[RangeRequest]) -> None:
-    """Refuse what cannot mean anything."""
+    """Raise `InvalidError` for invalid requests."""
     for number, request in enumerate(requests):
         bounds = request.bounds
         if type(bounds) is Time and request.hashes is None and _fits(bounds):
-            continue  # what most reads ask
+            continue  # the most common request
         if isinstance(bounds, Time) and not _fits(bounds):
             raise InvalidError(
                 f"request {number}: bounds {bounds.start} to {bounds.end} are not 64-bit milliseconds"
@@ -165,12 +165,12 @@ class StorageReader:
         self._schemas: dict[int, tuple[pa.Schema, pa.Schema]] = {}
 
     def plan(self, task: str, state: BucketIndexState, requests: Sequence[RangeRequest]) -> RangesLoadPlan:
-        """What to read, checked; no IO, and nothing is held."""
+        """Validate the requests and return a plan; no IO, and nothing is held."""
         check_requests(requests)
         return RangesLoadPlan(task, state.index, requests)
 
     def load(self, plan: RangesLoadPlan) -> LoadedRanges:
-        """Read what the plan asks for; close the result."""
+        """Read the rows of the plan; close the result."""
         requests = plan.requests
         if len(requests) == 1:
             request = requests[0]
@@ -188,9 +188,9 @@ class StorageReader:
         batch_rows: int = BATCH_ROWS,
         columns: Sequence[str] | None = None,
     ) -> RangeScan:
-        """Every key's rows inside the bounds, in batches of about `batch_rows`; close it.
+        """Scan every key's rows inside the bounds, in batches of about `batch_rows`; close the result.
 
-        Columns are key, ts, seq and payload, or those asked for; others are not made.
+        Columns are key, ts, seq and payload, or the given ones; others are not built.
         """
         if batch_rows < 1:
             raise InvalidError(f"a scan in batches of {batch_rows} rows; ask for at least one")
@@ -215,7 +215,7 @@ class StorageReader:
         hashes: UInt64s,
         bounds: Bounds = All(),  # noqa: B008  (an immutable value)
     ) -> Joined:
-        """The rows of very many keys, most of which have none; keys ascend by their hashes, each comes once.
+        """Return the rows of very many keys, most without rows; keys ascend by their hashes and are distinct.
 
         Rows are copied, and nothing is held afterwards. Only keys that have rows count as accessed.
         """
@@ -244,7 +244,7 @@ class StorageReader:
         if span is None or span.has_stored:
             return self._load_cold_point(plan, span, key, first, last)
         found, key_hash = find_point(span, spec, key, first, last, self._scratch)
-        if found is None:  # cannot be: nothing of the span is only stored
+        if found is None:  # unreachable: no run of the span is only stored
             return self._load_cold_point(plan, None, key, first, last)
         use = self._key_use(plan.task)
         holding = Holding() if use is None else KeyHolding(use, key_hash)
@@ -253,7 +253,7 @@ class StorageReader:
     def _load_cold_point(
         self, plan: RangesLoadPlan, span: Span | None, key: bytes, first: int, last: int
     ) -> LoadedRanges:
-        """One key that may have to be read from packs."""
+        """Read one key that may need stored runs."""
         index, taken = plan.index, _Taken(self._scratch)
         spec = index.spec
         try:
@@ -279,7 +279,7 @@ class StorageReader:
     # ── many ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _load_ranges(self, plan: RangesLoadPlan) -> LoadedRanges:
-        """One critical section for all requests: the buckets between the earliest and the latest bound."""
+        """Capture once for all requests: the buckets between the earliest and the latest bound."""
         index, taken = plan.index, _Taken(self._scratch)
         try:
             answers: list[Answer] = []
@@ -316,7 +316,7 @@ class StorageReader:
     # ── capturing and loading ────────────────────────────────────────────────────────────────────────────────
 
     def _capture(self, task: str, index: BucketIndex, first: int, last: int, taken: _Taken) -> list[Bucket]:
-        """Buckets in reach of the bounds; what is not hot in them is pinned before anybody can retire it."""
+        """The buckets within the bounds; their stored runs are pinned before they can be retired."""
         buckets, lease = index.capture(
             index.spec.bucket_of(first), last, lambda refs: self._pins.pin(task, refs)
         )
@@ -341,7 +341,7 @@ class StorageReader:
 
 
 class _Captured:
-    """The buckets of one critical section, and the tables made of parts of them."""
+    """The buckets of one critical section, and the lookup tables built from parts of them."""
 
     def __init__(self, index: BucketIndex, buckets: Sequence[Bucket]) -> None:
         self._index = index
@@ -360,7 +360,7 @@ class _Captured:
 
 
 class _Taken:
-    """What a load has taken so far."""
+    """The resources a load holds so far."""
 
     __slots__ = ("_holding", "_permit", "_releases", "_rests", "_scratch")
 
@@ -379,7 +379,7 @@ class _Taken:
             self._releases.append(lease.close)
 
     def need_scratch(self) -> None:
-        """A permit for all of this load, taken when the first stored run is read."""
+        """Take the load's scratch permit, when the first stored run is read."""
         if self._holding is not None and not self._holding.is_open:
             raise InvalidError("this load is closed, and its packs may be gone: load again")
         if self._permit is None:
@@ -388,13 +388,13 @@ class _Taken:
                 self._releases.append(self._give_back)
 
     def rest(self) -> None:
-        """Give the permit back until more is read."""
+        """Release the permit until more is read."""
         if self._permit is not None:
             self._rests = True
             self._give_back()
 
     def go_on(self) -> None:
-        """Take a permit again, if one was given back."""
+        """Take a permit again if it was released."""
         if self._rests:
             self._rests = False
             self.need_scratch()
@@ -405,7 +405,7 @@ class _Taken:
             permit.close()
 
     def holding(self) -> Holding:
-        """Hand everything over; what is taken later still ends up with it."""
+        """Transfer everything to a `Holding`, which also gets what is taken later."""
         self._holding = Holding(self._releases)
         return self._holding
 

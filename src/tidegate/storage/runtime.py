@@ -1,15 +1,15 @@
-"""The storage of one worker process: builds every part from one config, connects them, and hands out facades.
+"""The storage of one worker process: builds and connects all parts from one config.
 
-One runtime for each worker process, shared by its tasks; budgets are the worker's, content is each task's own. An
-operator is given a `RuntimeContext`: it reads with `reader`, writes with `writer`, keeps state behind `state_handle`,
-and may start and stop the maintenance of its own task (INV-1). A master calls `checkpoint`, `apply_checkpoint` and
+There is one runtime per worker process, shared by its tasks: budgets belong to the worker, content to each task. An
+operator gets a `RuntimeContext`: it reads with `reader`, writes with `writer`, keeps state in `state_handle`, and may
+start and stop the maintenance of its own task (INV-1). A master calls `checkpoint`, `apply_checkpoint` and
 `release_checkpoint` and keeps opaque tokens.
 
-The methods that end in -ing are the maintenance operations as generators, for callers that drive them step by step: a
-seeded scheduler, a tool. Everything else runs to its end before it returns.
+The methods that end in -ing are the maintenance operations as generators, for callers that run them step by step, such
+as a seeded scheduler. All other methods run to completion.
 
-Thread rule: one operator thread for each task calls `attach`, `detach`, `checkpoint`, `apply_checkpoint` and appends;
-all the rest from any thread.
+Thread rule: one operator thread per task calls `attach`, `detach`, `checkpoint`, `apply_checkpoint` and appends; all
+other methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tidegate.storage.writer import StorageWriter
 
 
 class Wired(NamedTuple):
-    """What the runtime starts from. The shelf still wants to be told its writer."""
+    """The parts of a new runtime. The state store still needs its writer (`write_with`)."""
 
     parts: StorageParts
     reader: StorageReader
@@ -64,7 +64,7 @@ class Wired(NamedTuple):
 
 
 class Leaks(NamedTuple):
-    """What somebody holds; all zero when everybody gave back what he took."""
+    """Resources not yet released; all zero when nothing leaks."""
 
     leases: int
     reader_permits: int
@@ -76,7 +76,7 @@ class Leaks(NamedTuple):
 def wire(
     config: StorageConfig, backend: StorageBackend, clock: Clock, randomness: Randomness, metrics: Metrics
 ) -> Wired:
-    """Every part of one worker's storage."""
+    """Build every part of one worker's storage."""
     tasks, pins, holds, stats = Tasks(), BatchPins(), CheckpointHolds(), StorageStats(metrics)
     pool = WorkerMemoryPool(config, clock)
     packs = PackCache(
@@ -147,7 +147,7 @@ def wire(
 
 
 def leaks_of(parts: StorageParts) -> Leaks:
-    """What is held now."""
+    """Count the resources held now."""
     return Leaks(
         leases=parts.pins.open_leases(),
         reader_permits=parts.scratch.in_use(Scratch.READER),
@@ -161,7 +161,7 @@ def leaks_of(parts: StorageParts) -> Leaks:
 
 
 class RuntimeContext:
-    """One task's way to its worker's storage."""
+    """One task's access to its worker's storage."""
 
     def __init__(self, task: str, storage: WorkerStorageRuntime) -> None:
         self.task = task
@@ -176,14 +176,14 @@ class RuntimeContext:
     def state_handle(
         self, namespace: str, codec: StateCodec[Value], *, keyed: bool = True
     ) -> StateHandle[Value]:
-        """The task's state of this name; the same values for every handle of it.
+        """Return the task's state of this name; all its handles share the same values.
 
         With `keyed=False` it has named values only (`keep`).
         """
         return self._storage.state_handle(self.task, namespace, codec, keyed=keyed)
 
     def attach(self, state: BucketIndexState) -> None:
-        """Give a state's rows to storage: maintained, checkpointed and restored from now on."""
+        """Attach a state's store, which is maintained, checkpointed and restored from now on."""
         self._storage.attach(self.task, state)
 
     def start_maintenance(self) -> None:
@@ -193,7 +193,7 @@ class RuntimeContext:
         self._storage.stop(self.task)
 
     def maintain(self, budget_ms: int) -> bool:
-        """Do maintenance here and now for about so long; True when nothing is left to do."""
+        """Run maintenance on this thread for about `budget_ms`; True when nothing is left to do."""
         return self._storage.maintain(self.task, budget_ms)
 
 
@@ -224,7 +224,7 @@ class WorkerStorageRuntime:
         randomness: Randomness | None = None,
         metrics: Metrics | None = None,
     ) -> WorkerStorageRuntime:
-        """Put the storage together. `backend` may be a function, called only once the config is known good."""
+        """Create the runtime. `backend` may be a function, which is called after the config was validated."""
         if not isinstance(config, StorageConfig):
             raise InvalidError(f"storage is opened with {type(config).__name__}; give it a StorageConfig")
         keep_freed_memory()
@@ -246,7 +246,7 @@ class WorkerStorageRuntime:
     def state_handle(
         self, task: str, namespace: str, codec: StateCodec[Value], *, keyed: bool = True
     ) -> StateHandle[Value]:
-        """The state of this name; all handles of one task and name share one cache.
+        """Return the state of this name; all handles of one task and name share one cache.
 
         With `keyed=False` it has named values only (`keep`), and the task no store for values by key.
         """
@@ -256,12 +256,12 @@ class WorkerStorageRuntime:
         return self._parts.states.handle(task, namespace, codec, storage.named)
 
     def context(self, task: str) -> RuntimeContext:
-        """What the task's operators are given."""
+        """Return the context for the task's operators."""
         self._task(task)
         return RuntimeContext(task, self)
 
     def attach(self, task: str, state: BucketIndexState) -> None:
-        """Take a state's store in; if the task was restored from a checkpoint that has it, with that content."""
+        """Attach a state's store, with its content from the restored checkpoint if there is any."""
         storage, spec = self._task(task), state.index.spec
         storage.check()
         if (known := storage.stores.get(spec.name)) is not None:
@@ -285,9 +285,9 @@ class WorkerStorageRuntime:
             storage.last_checkpoint.marks[spec.name] = mark_of(store)
 
     def detach(self, task: str, state: BucketIndexState | None = None) -> None:
-        """Give up one store of a task, or with no state the whole task: its memory and budgets are free again.
+        """Detach one store of a task, or without `state` the whole task, and free its memory and budgets.
 
-        Stored data of checkpoints stays; of a store given up, the next checkpoint says nothing more.
+        Stored data of checkpoints stays; the next checkpoint no longer names a detached store.
         """
         storage, parts = self._parts.tasks.get(task), self._parts
         self.supervisor.stop(storage)
@@ -314,7 +314,7 @@ class WorkerStorageRuntime:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def checkpoint(self, task: str) -> bytes:
-        """Make a restore point of the task; the token to restore it with. On the operator's thread."""
+        """Checkpoint the task and return the token to restore it with. On the operator's thread."""
         parts = self._parts
         parts.tasks.get(task).check()
         try:
@@ -326,35 +326,35 @@ class WorkerStorageRuntime:
             raise
 
     def is_at(self, task: str, token: bytes | None) -> bool:
-        """Whether the task holds exactly what it held at that checkpoint, so that it can continue from there.
+        """Whether the task's content equals that of the checkpoint, so that it can continue from there.
 
-        None is the beginning. Nothing is read; some microseconds. On the operator's thread.
+        None is the beginning. Reads nothing and takes some microseconds. On the operator's thread.
         """
         storage = self._parts.tasks.find(task)
         return token is None if storage is None else is_at(self._parts, storage, token)
 
     def apply_checkpoint(self, task: str, token: bytes | None, *, retained: Sequence[bytes] = ()) -> None:
-        """Make the task what it was at that checkpoint, or with None empty as at the beginning.
+        """Restore the task to the checkpoint, or with None to the empty beginning.
 
-        Only metadata is read; rows are read when asked for. A task that is there already stays as it is.
-        `retained` are tokens of older checkpoints that must stay restorable: without them, a fresh process knows
-        of none, and deletes what only those need as soon as the restored content does not need it any more.
+        Only metadata is read; rows are read on demand. A task that already equals the checkpoint is not changed.
+        `retained` are tokens of older checkpoints that must stay restorable: a new process knows no others, and deletes
+        what only those need as soon as the restored content no longer needs it.
         """
         storage = self._task(task)
         if not retained and is_at(self._parts, storage, token):
-            self.supervisor.close_inline(storage)  # as a restore would: nothing begun before it continues
+            self.supervisor.close_inline(storage)  # as a restore does: no earlier operation continues
             return
         started = self._parts.clock.monotonic_ms()
         was_running = self.supervisor.stop(storage)
         try:
             restore(self._parts, storage, token, retained)
-        finally:  # a refused token changes nothing: the task continues as it was
+        finally:  # a refused token changes nothing: the task continues
             if was_running and storage.failure is None:
                 self.supervisor.start(storage)
         self._parts.stats.restored(task, ms=self._parts.ms_since(started))
 
     def release_checkpoint(self, task: str, token: bytes) -> None:
-        """Say that nobody will restore this checkpoint any more; what only it needed may be deleted."""
+        """Release a checkpoint that will never be restored; what only it needed may be deleted."""
         decoded = Token.decode(token)
         decoded.check(self._parts.backend, task)
         storage = self._parts.tasks.get(task)
@@ -369,7 +369,7 @@ class WorkerStorageRuntime:
         parts, storage = self._parts, self._parts.tasks.find(task)
         keep: set[str] = set()
         if storage is not None:
-            # Live packs, held checkpoints, manifests to build on, what readers hold, and what waits to be deleted.
+            # Live packs, held checkpoints, base manifests, packs pinned by readers, and packs queued for deletion.
             keep = {*parts.use.packs(task), *parts.holds.packs(task), *parts.pins.pinned(task)}
             keep |= {*storage.chain.names(), *parts.retirement.retired(task)}
         return collect_garbage(
@@ -385,21 +385,21 @@ class WorkerStorageRuntime:
     # -- maintenance -----------------------------------------------------------------------------
 
     def start(self, task: str) -> None:
-        """Run the task's maintenance in the background; fine when it runs already."""
+        """Start the task's background maintenance; idempotent."""
         self.supervisor.start(self._task(task))
 
     def stop(self, task: str) -> None:
-        """End the background maintenance of the task; returns when none of it runs any more."""
+        """Stop the task's background maintenance and wait until none of it runs."""
         self.supervisor.stop(self._parts.tasks.get(task))
 
     def maintain(self, task: str, budget_ms: int) -> bool:
-        """Do maintenance here for about `budget_ms`; True when a whole pass is finished."""
+        """Run maintenance on this thread for about `budget_ms`; True when a whole pass is finished."""
         return self.supervisor.maintain(self._parts.tasks.get(task), budget_ms)
 
     def compacting(
         self, task: str, state: BucketIndexState, bucket: int, *, whole: bool = True
     ) -> Operation[bool]:
-        """Merge runs of one bucket: all that are in memory, or (`whole=False`) those whose sizes make it pay."""
+        """Merge runs of one bucket: all in memory, or (`whole=False`) those whose sizes make a merge worthwhile."""
         storage, store = self._store(task, state)
         return compact(self._parts, storage, store, bucket, whole=whole)
 
@@ -411,7 +411,7 @@ class WorkerStorageRuntime:
         return dump(self._parts, storage, [(store, buckets)], evict=evict)
 
     def rehydrating(self, task: str, state: BucketIndexState, bucket: int) -> Operation[bool]:
-        """Bring one bucket's runs back into memory."""
+        """Load one bucket's runs back into memory."""
         storage, store = self._store(task, state)
         return rehydrate(self._parts, storage, store, bucket)
 
@@ -420,21 +420,21 @@ class WorkerStorageRuntime:
         return relieve(self._parts, self._parts.tasks.get(task))
 
     def repacking(self, task: str) -> Operation[None]:
-        """Move what is live out of packs that are mostly dead."""
+        """Rewrite the live runs of packs that are mostly dead."""
         return self.supervisor.repacking(self._parts.tasks.get(task))
 
     def deleting(self, task: str) -> Operation[None]:
-        """Delete retired packs that nobody needs."""
+        """Delete retired packs without references."""
         return self.supervisor.deleting(self._parts.tasks.get(task))
 
     def checkpointing(self, task: str) -> Operation[bytes]:
-        """`checkpoint`, step by step."""
+        """`checkpoint` as a generator."""
         storage = self._parts.tasks.get(task)
         operation = checkpoint(self._parts, storage)
         try:
             while True:
                 phase = next(operation)
-                if phase == WAITING:  # perhaps for a bucket of a pass that was begun meanwhile on this thread
+                if phase == WAITING:  # may wait for a bucket of a pass that began meanwhile on this thread
                     self.supervisor.close_inline(storage)
                 yield phase
         except StopIteration as ended:
@@ -474,17 +474,17 @@ class WorkerStorageRuntime:
         return self._parts.packs
 
     def charge_of(self, task: str) -> int:
-        """What the runs of all the task's stores hold of the backlog."""
+        """The backlog that the runs of all the task's stores hold."""
         storage = self._parts.tasks.get(task)
         waiting = sum(entry.charge for state in storage.restored.values() for entry in state.entries)
         return waiting + sum(store.state.index.total_charge for store in storage.attached())
 
     def leaks(self) -> Leaks:
-        """What somebody holds now."""
+        """Count the resources held now."""
         return leaks_of(self._parts)
 
     def close(self) -> Leaks:
-        """Stop all maintenance and close the backend. Flushes nothing; says what was never given back."""
+        """Stop all maintenance and close the backend, without flushing; returns the resources not released."""
         for storage in self._parts.tasks.all():
             self.supervisor.stop(storage)
         if self._owns_scheduler:
@@ -506,7 +506,7 @@ class WorkerStorageRuntime:
     # -- inside ----------------------------------------------------------------------------------
 
     def _task(self, task: str) -> TaskStorage:
-        """The task's storage, made on first use."""
+        """The task's storage, created on first use."""
         parts = self._parts
         found = parts.tasks.find(task)
         if found is not None:
@@ -530,7 +530,7 @@ class WorkerStorageRuntime:
         return self._relief(relieve(self._parts, self._parts.tasks.get(task), incoming_bytes=incoming_bytes))
 
     def _reclaim(self, task: str) -> bool:
-        """Merge what the task has in memory; whether others are at work there."""
+        """Merge the task's hot runs to free backlog; True when other threads may free more."""
         operation = reclaim(self._parts, self._parts.tasks.get(task))
         try:
             return run_through(operation, self._parts.clock, timeout_ms=self._parts.config.scratch_timeout_ms)
@@ -540,7 +540,7 @@ class WorkerStorageRuntime:
             return True
 
     def _relieve_worker(self, shares: list[ReliefShare]) -> int:
-        """Take memory back across tasks, as the pool shared it out."""
+        """Free memory across tasks by the pool's shares; returns the bytes freed."""
         freed = 0
         for task in dict.fromkeys(share.task for share in shares):
             storage = self._parts.tasks.find(task)
@@ -562,5 +562,5 @@ class WorkerStorageRuntime:
         except OverloadError as error:
             if error.reason != "maintenance_blocked":
                 raise
-            return 0  # all slots are taken: the caller waits for memory as if there were nothing to relieve
+            return 0  # all slots are taken: the caller waits for memory
         return relief.freed_bytes

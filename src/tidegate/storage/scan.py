@@ -1,15 +1,15 @@
-"""Every key's rows, bucket after bucket, in batches of bounded size.
+"""Scan every key's rows, bucket by bucket, in batches of bounded size.
 
-A scan is one cut: all its buckets are captured, and their packs pinned, when it is made. Rows come by ascending
-bucket, inside one by (hash, key, ts, seq), merged by kind. A bucket too large for one batch is cut between keys
-(all runs at the same hash), and a key too large by itself is cut in time; a bucket of one run is cut anywhere. Each
-bucket is released after it was read, so a scan keeps alive at most what was hot when it began, and adds one batch and
-one bucket's open runs.
+A scan reads one snapshot: all its buckets are captured, and their packs pinned, when it is created. Rows are ordered by
+bucket, then (hash, key, ts, seq), and merged by kind. A bucket too large for one batch is split between keys (all runs
+at the same hash), and a key too large by itself is split by time; a bucket of one run is split anywhere. Each bucket is
+released after it was read, so a scan keeps alive at most the runs that were hot when it began, one batch, and one
+bucket's open runs.
 
-Between two batches a scan holds its packs and no scratch permit: whoever takes long over a batch keeps nobody waiting.
+Between two batches a scan holds its packs but no scratch permit, so a slow consumer blocks no other reader.
 
-Columns: key, ts, seq and payload, or those asked for; a column nobody asked for costs nothing. Without `key`, a bucket
-of one run is not cut at all: its columns are the run's own.
+Columns: key, ts, seq and payload, or the requested ones; other columns cost nothing. Without `key`, a bucket of one run
+is not split: its columns are returned without a copy.
 
 Thread rule: one thread at a time; closing is safe from any.
 """
@@ -59,7 +59,7 @@ def scan_buckets(
     batch_rows: int,
     columns: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of these buckets inside the bounds (both inclusive), never many more than `batch_rows` at once."""
+    """Yield the rows of these buckets inside the bounds (both inclusive), about `batch_rows` at a time."""
     schema = columns_of(keyed_schema(result_schema(spec)), columns)
     for bucket in _brought(buckets, load, first_ts, last_ts):
         entries = _inside(bucket, first_ts, last_ts)
@@ -82,7 +82,7 @@ def scan_buckets(
 
 
 def _brought(buckets: Iterator[Bucket], load: RunLoader, first_ts: int, last_ts: int) -> Iterator[Bucket]:
-    """The buckets in order; far away, the packs of the next few are opened together."""
+    """The buckets in order; on a remote backend the packs of the next few are prefetched together."""
     while window := list(islice(buckets, load.ahead)):
         if load.ahead > 1:
             inside = [run for bucket in window for run in _inside(bucket, first_ts, last_ts)]
@@ -99,10 +99,10 @@ def _inside(bucket: Bucket, first_ts: int, last_ts: int) -> list[RunEntry]:
 def _pieces(
     spec: StoreSpec, runs: Sequence[Run], limit: int, with_keys: bool, scratch: ScratchLimiter
 ) -> Iterator[tuple[Run, int, int]]:
-    """Rows to read, each piece as (run, first row, row after the last): of a single run where they lie."""
+    """Yield the rows to read as (run, first row, row after the last); a single run is not copied."""
     if len(runs) == 1:
         (run,) = runs
-        # Without keys nothing is made, so there is no need to cut it.
+        # Without keys nothing is copied, so no split is needed.
         step = limit if with_keys else max(1, run.row_count)
         for first in range(0, run.row_count, step):
             yield run, first, min(first + step, run.row_count)
@@ -114,7 +114,7 @@ def _pieces(
 
 
 def _fitting(cut: list[Run], most_bytes: int) -> Iterator[list[Run]]:
-    """The runs cut further, as long as merging them takes too much and there is more than one identity."""
+    """Split the runs further while merging them needs too much memory and there are several identities."""
     rows = sum(run.row_count for run in cut)
     if rows <= len(cut) or merge_bytes(cut) <= most_bytes:
         yield cut
@@ -125,7 +125,7 @@ def _fitting(cut: list[Run], most_bytes: int) -> Iterator[list[Run]]:
 
 
 def _steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
-    """The parts cut alike into lists of runs of at most `limit` rows together, ascending."""
+    """Split the parts at the same keys into lists of runs with at most `limit` rows together, ascending."""
     parts = [part for part in parts if part.first < part.stop]
     if not parts:
         return
@@ -158,7 +158,7 @@ def _cut(part: Part, hashed: np.uint64, side: str = "right") -> int:
 
 
 def _key_steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
-    """Keys of one hash, almost always one key, with many rows: key by key, and then by time."""
+    """Split keys of one hash (almost always one key) with many rows by key, then by time."""
     ranges: dict[bytes, list[tuple[Run, int, int]]] = {}
     for part in parts:
         starts = part.run.starts[part.first : part.stop + 1].tolist()
@@ -170,7 +170,7 @@ def _key_steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
 
 
 def _time_steps(ranges: Sequence[tuple[Run, int, int]], limit: int) -> Iterator[list[Run]]:
-    """Rows of one key in several runs, cut at the same ts; rows of one ts stay together."""
+    """Split rows of one key in several runs at the same ts; rows of one ts stay together."""
     ranges = [each for each in ranges if each[1] < each[2]]
     if not ranges:
         return
@@ -209,7 +209,7 @@ def _batch(schema: pa.Schema, run: Run, first: int, stop: int) -> pa.RecordBatch
 
 
 class Resting(Protocol):
-    """The scratch permit of a scan, which it has while it reads."""
+    """The scratch permit of a scan, held only while it reads."""
 
     def rest(self) -> None: ...
 
@@ -217,7 +217,7 @@ class Resting(Protocol):
 
 
 class RangeScan:
-    """An open scan: iterate it once; close it, best with `with`."""
+    """An open scan: iterate it once, and close it, preferably with `with`."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], holding: Holding, scratch: Resting) -> None:
         self._batches = batches
@@ -234,7 +234,7 @@ class RangeScan:
         try:
             self._scratch.go_on()
             return next(self._batches)
-        except BaseException:  # the end, or an error: either way nothing more will be read
+        except BaseException:  # end or error: nothing more will be read
             self.close()
             raise
         finally:
@@ -249,7 +249,7 @@ class RangeScan:
         self.close()
 
     def close(self) -> None:
-        """Give back pins and scratch; closing again does nothing."""
+        """Release pins and scratch; idempotent."""
         if not self._closed:
             self._closed = True
             self._holding.release()

@@ -1,22 +1,22 @@
-"""One slot of a pack: the Arrow buffers of one run, laid out so that reading is slicing.
+"""One slot of a pack: the Arrow buffers of one run, in a layout that is read by slicing.
 
     length of the map   u32
     map                 msgpack: lengths of rows and directory; per array its rows, its nulls, its buffers' lengths
     buffers             each at the next multiple of 64, zeros between
 
-A buffer of whole numbers in even steps (all the same, counted up, offsets of values of one width) is not stored: the
-map holds the first number and the step, and reading makes the buffer anew. Packs with such slots have a foot of
-version 2. What is made is never larger than the columns beside it could be, and zeros take no memory.
+A buffer of integers with a constant step (constant, counting, offsets of fixed-width values) is not stored: the map has
+the first number and the step, and reading computes the buffer. Packs with such slots have a foot of version 2. A
+computed buffer is never larger than the stored columns could be, and zeros take no memory.
 
 The arrays are those of the directory, then of the rows, each followed by its children, depth first; a dictionary's
-values come last. The schema is in the pack's footer, once for all slots.
+values come last. The schema is in the pack's foot, once for all slots.
 
-Writing copies only what an array slice forces (offsets that do not start at 0, bits that do not start at a byte).
-Reading copies nothing. The pack verifies a slot's checksum before anything here sees a byte of it. A checksum says
-that bytes are as they were written, not that they are sound, so the content is checked as well:
+Writing copies only where a sliced array requires it (offsets that do not start at 0, bits that do not start at a byte).
+Reading copies nothing. The pack verifies a slot's checksum before this module reads it. A checksum proves that the
+bytes are as written, not that they are valid, so the content is checked as well:
 
-P1  every length fits its type and the slot; nothing is allocated from a number in a file.
-P2  at its first use in a process a slot is validated in full: every offset, index and null bit (Arrow's full
+P1  every length fits its type and the slot; no allocation size is taken from a file.
+P2  at its first use in a process a slot is fully validated: every offset, index and null bit (Arrow's full
     validation), no nulls where the schema allows none, and the order that lookups rely on (`_check_order`).
 
 Thread rule: pure, but for the shared zeros, which only grow, and a cache of layouts by type.
@@ -45,11 +45,11 @@ MAX_MADE_BYTES = 1 << 30
 
 
 class BadSlot(ValueError):
-    """The slot's content contradicts itself; the pack names the file and the place."""
+    """The slot's content is inconsistent; the pack adds the file and the position."""
 
 
 def numbers_of(kind: pa.DataType, layout: str | None, *, large: bool) -> np.dtype[Any] | None:
-    """What the second buffer of a plain column holds, if whole numbers: values, or where values begin."""
+    """The integer type of a plain column's second buffer (values or offsets); None if it holds none."""
     if layout == "binary":
         return np.dtype(np.int64 if large else np.int32)
     return INTEGERS.get(kind.id) if layout == "fixed" else None
@@ -71,7 +71,7 @@ INTEGERS = {
 
 
 def step_of(numbers: np.ndarray[Any, Any]) -> tuple[int, int] | None:
-    """The first number and the step, if each is the one before it and the step."""
+    """The first number and the step if the step is constant, else None."""
     count, value = len(numbers), numbers.item
     first: int = value(0)
     step: int = value(1) - first
@@ -87,7 +87,7 @@ def step_of(numbers: np.ndarray[Any, Any]) -> tuple[int, int] | None:
 
 
 def made_of(first: int, step: int, numbers: np.dtype[Any], count: int) -> pa.Buffer:
-    """The numbers that a step describes; zeros are shared, and take no memory however many there are."""
+    """The buffer of a constant step; zeros are shared and take no memory."""
     info = np.iinfo(numbers)
     ends = (first, first + step * (count - 1))
     fits = all(info.min <= each <= info.max for each in (*ends, step))
@@ -104,7 +104,7 @@ _shared_zeros: list[pa.Buffer] = [pa.py_buffer(np.zeros(1 << 20, np.uint8))]
 
 
 def _zeros(size: int) -> pa.Buffer:
-    """So many zero bytes; never written to, so they are all one page of the operating system's."""
+    """A buffer of zeros; it is never written, so that the operating system maps one page for all of it."""
     shared = _shared_zeros[0]
     if shared.size < size:
         shared = _shared_zeros[0] = pa.py_buffer(np.zeros(1 << (size - 1).bit_length(), np.uint8))
@@ -115,7 +115,7 @@ def _zeros(size: int) -> pa.Buffer:
 
 
 def layout_of(kind: pa.DataType) -> str | None:
-    """How arrays of the type lie; its number alone decides, and is much quicker to ask for."""
+    """The buffer layout of a type, by its type id, which is quicker to compare."""
     number = kind.id
     if number not in _LAYOUTS:
         _LAYOUTS[number] = _find_layout(kind)
@@ -124,7 +124,7 @@ def layout_of(kind: pa.DataType) -> str | None:
 
 _LAYOUTS: dict[int, str | None] = {}
 PLAIN: dict[int, tuple[int, np.dtype[Any] | None, bool]] = {
-    # by the type's number: the width and kind of the numbers in the second buffer, and whether those are offsets
+    # by type id: width and kind of the numbers in the second buffer, and whether they are offsets
     **{number: (numbers.itemsize, numbers, False) for number, numbers in INTEGERS.items()},
     pa.float64().id: (8, None, False),
     pa.binary().id: (4, np.dtype(np.int32), True),
@@ -189,11 +189,11 @@ MAX_DEPTH = 32
 ZEROS = bytes(64)
 _PADDINGS = [bytes(size) for size in range(64)]
 STEPPED = -2  # instead of a buffer's size
-FEWEST_STEPS = 256  # numbers; fewer are not worth a look
+FEWEST_STEPS = 256  # numbers; fewer are not tested
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One array: its rows, its nulls, and the bytes of each buffer (-1: it has none)."""
+    """One array: its rows, its nulls, and the bytes of each buffer (-1: no buffer)."""
 
     rows: int
     nulls: int
@@ -201,7 +201,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class SlotMap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What lies in a slot."""
+    """The map of a slot."""
 
     bucket: int
     keys: int
@@ -210,7 +210,7 @@ class SlotMap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class SteppedMap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What lies in a slot, when some buffers do not because their numbers follow from the first and the step."""
+    """The map of a slot in which some buffers are given by first number and step."""
 
     bucket: int
     keys: int
@@ -228,7 +228,7 @@ def slot_parts(run: Run) -> list[Part]:
 
 
 def take_apart(run: Run) -> tuple[list[Part], bool]:
-    """The slot's bytes as `slot_parts` has them, and whether some buffers are described instead of stored."""
+    """The slot's bytes as in `slot_parts`, and whether some buffers are described instead of stored."""
     nodes: list[Node] = []
     buffers: list[pa.Buffer] = []
     steps: list[tuple[int, int]] = []
@@ -253,7 +253,7 @@ def take_apart(run: Run) -> tuple[list[Part], bool]:
 def _take_plain(
     array: pa.Array, nodes: list[Node], buffers: list[pa.Buffer], steps: list[tuple[int, int]]
 ) -> bool:
-    """What `_take_apart` does, for a whole column of plain numbers or bytes without nulls, as most are; else False."""
+    """Fast path for a whole column of plain numbers or bytes without nulls; False for any other column."""
     plain = PLAIN.get(array.type.id)
     if plain is None or array.offset or array.null_count or len(array) < FEWEST_STEPS:
         return False
@@ -317,7 +317,7 @@ def _take_apart(
 def _own_buffers(
     array: pa.Array, kind: pa.DataType, layout: str | None, rows: int, nulls: int
 ) -> tuple[list[pa.Buffer | None], list[pa.Array]]:
-    """The array's buffers cut to its rows, and its children cut likewise."""
+    """The array's buffers and children, sliced to its rows."""
     stored = array.buffers()
     valid = _bits(stored[0], array.offset, rows) if nulls else None
     match layout:
@@ -344,7 +344,7 @@ def _own_buffers(
 
 
 def _offsets(buffer: pa.Buffer | None, offset: int, rows: int, *, large: bool) -> tuple[pa.Buffer, int, int]:
-    """Offsets that start at 0, and where the values they mean lie."""
+    """Offsets rebased to 0, and the range of the values they refer to."""
     number = np.dtype(np.int64 if large else np.int32)
     if buffer is None or buffer.size == 0:
         return pa.py_buffer(bytes(number.itemsize)), 0, 0
@@ -383,7 +383,7 @@ def _map_entries(array: pa.Array) -> pa.Array:
 def read_slot(slot: pa.Buffer, schema: pa.Schema, *, checked: bool = False) -> Run:
     """The run in a verified slot, sharing its memory; `BadSlot` when the content contradicts itself.
 
-    `checked` says that this slot was read before, so that only the arrays need to be made again.
+    `checked`: this slot was validated before, so only the arrays are built again.
     """
     if slot.size < _LENGTH.size:
         raise BadSlot("it is too short to have a map")
@@ -449,7 +449,7 @@ def _check_order(run: Run) -> None:
 
 
 class _Buffers:
-    """Hands out the arrays of a slot in the order they were taken apart."""
+    """Builds the arrays of a slot in the order in which they were written."""
 
     def __init__(
         self, slot: pa.Buffer, position: int, nodes: list[Node], steps: list[tuple[int, int]]
@@ -458,7 +458,7 @@ class _Buffers:
         self._position = position + padding(position)
         self._nodes: Iterator[Node] = iter(nodes)
         self._steps = iter(steps)
-        self.made_bytes = 0  # by buffers that are described, and whose memory is not shared
+        self.made_bytes = 0  # of computed buffers whose memory is not shared
 
     def array(self, kind: pa.DataType, rows: int, depth: int = 0) -> pa.Array:
         node = next(self._nodes, None)
@@ -490,7 +490,7 @@ class _Buffers:
         return pa.Array.from_buffers(kind, rows, buffers, node.nulls, children=children)
 
     def dictionary(self, kind: pa.DataType, depth: int) -> pa.Array:
-        """A dictionary's values: their number is their own."""
+        """A dictionary's values, which have their own length."""
         node = next(self._nodes, None)
         if node is None or node.rows < 0:
             raise BadSlot("a dictionary's values are not described")
@@ -524,7 +524,7 @@ class _Buffers:
     def _check_sizes(
         kind: pa.DataType, layout: str | None, node: Node, buffers: list[pa.Buffer | None]
     ) -> None:
-        """P1: Arrow trusts the sizes it is handed."""
+        """Check buffer sizes, because Arrow does not (P1)."""
         rows = node.rows
         bits = (rows + 7) // 8
         expected: list[int | None]

@@ -1,17 +1,17 @@
-"""What one store holds and how its equal rows merge; the arithmetic of buckets and time segments.
+"""The shape of a store: its columns and merge kind, and the arithmetic of buckets and time segments.
 
 A store is one operator's rows in one task. Every row has a key (bytes), a cursor (`ts` in milliseconds, `seq`)
 and payload columns; (key, ts, seq) is its identity, whatever the kind of merge. The kinds differ only in what
 happens when one identity is written twice:
 
-    append   never happens: the writer numbers rows, so each is its own          (events)
-    last     the later write wins; a tombstone is a write too                    (upserts, dedupe ids, tables)
+    append   never happens: the writer gives each row its own number               (events)
+    last     the later write wins; a tombstone is a write, too                   (upserts, dedupe ids, tables)
     fold     the two partial states are merged, aggregate by aggregate           (counts, sums, …)
 
 `ts` is the event time for `append` and the window start (session end) for the others; `seq` is the writer's
 number for `append`, and the caller's second half of the identity (0, a session start) for the others.
 
-Buckets and time segments are floors, also below zero: −1 lies in the bucket −width.
+Buckets and time segments round down, also below zero: ts −1 is in the bucket that starts at −width.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESERVED = ("key", "ts", "seq", "deleted")
 
 
 class Merge(StrEnum):
-    """What happens to two rows of one identity."""
+    """How two rows of one identity are merged."""
 
     APPEND = "append"
     LAST = "last"
@@ -40,7 +40,7 @@ class Merge(StrEnum):
 
 
 class Cursor(NamedTuple):
-    """A row's place inside its key, compared as a pair."""
+    """A row's position within its key; compares as a pair."""
 
     ts: int
     seq: int
@@ -52,10 +52,9 @@ HIGHEST = Cursor(2**63 - 1, 2**63 - 1)
 
 @dataclass(frozen=True, slots=True)
 class EarlierShape:
-    """How a store was shaped when some of its packs were written, and what makes such rows those of now.
+    """An earlier schema of the store that some of its packs have, and the conversion to the current one.
 
-    Earlier columns are the first ones of now; `grow` appends the others. A store may only grow at the end, and a column
-    of structs may get more fields.
+    Columns may only be appended, and a struct column may get more fields; `grow` adds them to earlier rows.
     """
 
     spec: StoreSpec
@@ -64,7 +63,7 @@ class EarlierShape:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """The shape of a store, fixed for its life; `payload` is derived from the aggregates for a fold."""
+    """The shape of a store, which never changes; for a fold, `payload` is derived from the aggregates."""
 
     name: str
     merge: Merge
@@ -113,7 +112,7 @@ class StoreSpec:
         return hashlib.blake2b("\0".join(shape).encode(), digest_size=16).hexdigest()
 
     def grown_from(self, shapes: Sequence[EarlierShape]) -> StoreSpec:
-        """The same store, which also reads packs of these shapes."""
+        """This spec, extended to read packs of these earlier shapes."""
         for shape in shapes:
             before = shape.spec
             same = (before.name, before.merge, before.bucket_ms, before.segment_ms) == (
@@ -135,7 +134,7 @@ class StoreSpec:
         return grown
 
     def reads(self, fingerprint: str) -> bool:
-        """Whether packs with this fingerprint are this store's, as it is or as it was."""
+        """Whether a pack with this fingerprint has the current or an earlier shape of this store."""
         return fingerprint == self.fingerprint or self.shape_of(fingerprint) is not None
 
     def shape_of(self, fingerprint: str) -> EarlierShape | None:
@@ -143,16 +142,16 @@ class StoreSpec:
         return next((each for each in self.earlier if each.spec.fingerprint == fingerprint), None)
 
     def bucket_of(self, ts: int) -> int:
-        """Where the bucket of `ts` starts."""
+        """The start of the bucket of `ts`."""
         return ts // self.bucket_ms * self.bucket_ms
 
     def segment_of(self, ts: int) -> int:
-        """Where the time segment of `ts` starts."""
+        """The start of the time segment of `ts`."""
         return ts // self.segment_ms * self.segment_ms
 
 
 def _grew_into(was: pa.Field, now: pa.Field) -> bool:
-    """Whether a column is as it was, or of structs with more fields."""
+    """Whether a column's type is unchanged, or a struct with more fields."""
     if was == now:
         return True
     if was.name != now.name or not (pa.types.is_struct(was.type) and pa.types.is_struct(now.type)):

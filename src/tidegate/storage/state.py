@@ -1,16 +1,16 @@
-"""Operator state: one value a key in a cache over a store, and a few values by name in the task's manifest.
+"""Operator state: one value per key in a cache over a store, and a few named values in the task's manifest.
 
 `StateHandle` is what an operator sees. Two handles of one task and namespace share one cache, so each sees the
 other's writes at once; handles of other tasks or namespaces share nothing, also for equal keys.
 
 Named values are an operator's progress (clocks, counters). The handle's `keep` registers a function that is called
-inside a checkpoint's cut, so the value is of the same moment as the rows; a delta manifest holds a value only when
-its bytes changed. In a manifest a value is the extra `state/<namespace>/<name>`. `NamedValues` holds the blobs of the
-checkpoint the task was last equal to; `ask` returns what they are now.
+inside a checkpoint's cut, so the value is consistent with the rows; a delta manifest holds a value only when its bytes
+changed. In a manifest a value is the extra `state/<namespace>/<name>`. `NamedValues` holds the blobs of the checkpoint
+the task last equalled; `ask` returns their present values.
 
-N1  a value nobody keeps stays as the restored checkpoint had it, and is in the next checkpoint, too.
-N2  the bytes of all values are in the memory pool (tenant `STATE_CACHE`). There is one value an operator, not one a
-    key, so they are never evicted.
+N1  a value without a `keep` function stays as in the restored checkpoint, and is in the next checkpoint, too.
+N2  the bytes of all values are charged to the memory pool (tenant `STATE_CACHE`). There is one value per operator, not
+    one per key, so they are never evicted.
 
 Thread rule: named values belong to the operator's thread; the rest is as `StateCache`.
 """
@@ -40,17 +40,17 @@ _PREFIX = "state/"
 
 
 def progress_name(store: str) -> str:
-    """Under which name the progress of a store's state is kept."""
+    """The name of the progress value of a store's state."""
     return f"{PROGRESS}/{store}"
 
 
 def extra_name(store: str) -> str:
-    """What a manifest calls that value."""
+    """The key of that value in a manifest."""
     return _PREFIX + progress_name(store)
 
 
 class NamedValues:
-    """Blobs by `<namespace>/<name>`, and who keeps them."""
+    """Blobs by `<namespace>/<name>`, and the functions that encode them."""
 
     def __init__(self, task: str, pool: WorkerMemoryPool) -> None:
         self._task = task
@@ -59,34 +59,34 @@ class NamedValues:
         self._keepers: dict[str, Callable[[], bytes]] = {}
 
     def keep(self, name: str, encode: Callable[[], bytes]) -> None:
-        """From now on ask `encode` for the value; that alone is no change since the last checkpoint."""
+        """Register `encode` as the source of the value; this alone does not count as a change."""
         self._keepers[name] = encode
         self._set({**self._blobs, name: encode()})
 
     def get(self, name: str) -> bytes | None:
-        """The value as the last checkpoint, restore or `keep` has it."""
+        """The value as of the last checkpoint, restore or `keep`."""
         return self._blobs.get(name)
 
     def ask(self) -> dict[str, bytes]:
-        """All values as they are now."""
+        """The present values."""
         return {**self._blobs, **{name: encode() for name, encode in self._keepers.items()}}
 
     def is_saved(self) -> bool:
-        """Whether all values are as the last checkpoint has them."""
+        """Whether all values equal those of the last checkpoint."""
         return self.ask() == self._blobs
 
     def saved(self, values: Mapping[str, bytes]) -> None:
-        """A checkpoint has these values."""
+        """Record the values of a completed checkpoint."""
         self._set(values)
 
     def load(self, extras: Mapping[str, bytes]) -> None:
-        """Take over the values of a manifest in place of all there are; who keeps them stays."""
+        """Replace all values by those of a manifest; registered functions stay."""
         self._set(
             {name.removeprefix(_PREFIX): blob for name, blob in extras.items() if name.startswith(_PREFIX)}
         )
 
     def drop(self, name: str) -> None:
-        """Forget a value and who keeps it."""
+        """Remove a value and its function."""
         self._keepers.pop(name, None)
         self._set({other: blob for other, blob in self._blobs.items() if other != name})
 
@@ -100,7 +100,7 @@ class NamedValues:
 
 
 def extras_of(values: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The values as a manifest names them."""
+    """The values under their manifest keys."""
     return {_PREFIX + name: blob for name, blob in values.items()}
 
 
@@ -112,7 +112,7 @@ def _size(values: Mapping[str, bytes]) -> int:
 
 
 class Held(Generic[Value]):
-    """A value inside `use`: change it in place and say `changed`, or set another."""
+    """A value inside `use`: change it in place and call `changed`, or set another."""
 
     def __init__(self, cache: StateCache[Value], key: bytes, entry: Entry[Value]) -> None:
         self._cache = cache
@@ -127,12 +127,12 @@ class Held(Generic[Value]):
         self._cache.put(self._key, value)
 
     def changed(self) -> None:
-        """The value was changed in place."""
+        """Mark the value as changed in place."""
         self._cache.mark_dirty(self._key)
 
 
 class StateHandle(Generic[Value]):
-    """An operator's state, kept beyond memory and across restarts: one value a key, and a few values by name."""
+    """An operator's durable state, which may exceed memory: one value per key, and a few named values."""
 
     def __init__(self, cache: StateCache[Value], named: NamedValues) -> None:
         self._cache = cache
@@ -147,18 +147,18 @@ class StateHandle(Generic[Value]):
         return self._cache.namespace
 
     def get(self, key: bytes) -> Value | None:
-        """The value, loaded if it must be; None when there is none."""
+        """Return the value, loaded if not resident; None when there is none."""
         return self._cache.get(key)
 
     def get_or_load(self, key: bytes, make: Callable[[], Value]) -> Value:
-        """The value, loaded if it must be, made when there is none."""
+        """Return the value, loaded if not resident, created by `make` when there is none."""
         return self._cache.get_or_load(key, make)
 
-    get_or_insert = get_or_load  # a key that is merely not resident must never start anew
+    get_or_insert = get_or_load  # a key that is only not resident must not be created anew
 
     @contextmanager
     def use(self, key: bytes, make: Callable[[], Value]) -> Iterator[Held[Value]]:
-        """The value, kept in memory until the block ends: how to change one in place."""
+        """Keep the value in memory until the block ends, to change it in place."""
         entry = self._cache.hold(key, make)
         try:
             yield Held(self._cache, key, entry)
@@ -169,7 +169,7 @@ class StateHandle(Generic[Value]):
         self._cache.put(key, value)
 
     def mark_dirty(self, key: bytes) -> None:
-        """The resident value was changed in place; `InvalidError` when it is not resident any more."""
+        """Mark a resident value as changed in place; `InvalidError` when it is no longer resident."""
         self._cache.mark_dirty(key)
 
     def delete(self, key: bytes) -> None:
@@ -180,19 +180,19 @@ class StateHandle(Generic[Value]):
         return self._cache.flush([key])
 
     def flush_all(self) -> int:
-        """Save every dirty key; how many there were."""
+        """Save every dirty key; returns how many there were."""
         return self._cache.flush()
 
     def keep(self, name: str, value: Callable[[], Value]) -> None:
-        """Have what `value` returns in every checkpoint; it is called inside the cut, on the operator's thread.
+        """Store what `value` returns in every checkpoint; it is called inside the cut, on the operator's thread.
 
-        For the one value of an operator, such as its clocks: it is in the manifest and never leaves memory.
+        For values per operator, such as its clocks; they are stored in the manifest and are never evicted.
         """
         encode = self._cache.codec.encode
         self._named.keep(f"{self.namespace}/{name}", lambda: encode(value()))
 
     def kept(self, name: str) -> Value | None:
-        """The value of this name as the last restore or checkpoint has it; None when there is none."""
+        """The named value as of the last restore or checkpoint; None when there is none."""
         blob = self._named.get(f"{self.namespace}/{name}")
         return None if blob is None else self._cache.codec.decode(blob)
 
@@ -233,7 +233,7 @@ class StateCaches:
     def handle(
         self, task: str, namespace: str, codec: StateCodec[Value], named: NamedValues
     ) -> StateHandle[Value]:
-        """A handle on the one cache of the task and namespace, which the first call makes."""
+        """A handle on the cache of the task and namespace, which the first call creates."""
         if not namespace or "/" in namespace:
             raise InvalidError(
                 f"state namespace {namespace!r} of task {task}: use a non-empty name without '/'"
@@ -265,15 +265,15 @@ class StateCaches:
             return [cache for (owner, _), cache in sorted(self._caches.items()) if owner == task]
 
     def flush_all(self, task: str) -> int:
-        """Save all that is dirty of a task; how many values that were."""
+        """Save all dirty values of a task; returns how many there were."""
         return sum(cache.flush() for cache in self.of(task))
 
     def evict(self, task: str, hashes: npt.NDArray[np.uint64]) -> int:
-        """Take these keys' values, of all namespaces, out of memory; the bytes that came free."""
+        """Evict these keys' values, of all namespaces; returns the bytes freed."""
         return sum(cache.evict(hashes) for cache in self.of(task))
 
     def hot_keys(self, task: str) -> HotKeys:
-        """What each key of the task has in these caches, of all namespaces."""
+        """The memory of each key of the task in its caches, over all namespaces."""
         found = [cache.weights() for cache in self.of(task)]
         return key_weights([hashes for hashes, _ in found], [nbytes for _, nbytes in found])
 
@@ -281,12 +281,12 @@ class StateCaches:
         return sum(cache.dirty for cache in self.of(task))
 
     def clear(self, task: str) -> None:
-        """Forget what is resident of a task, saved or not; its handles stay valid and load what is on the shelf."""
+        """Drop a task's resident values, saved or not; handles stay valid and load from the store."""
         for cache in self.of(task):
             cache.clear()
 
     def drop(self, tasks: Iterable[str]) -> None:
-        """Forget the caches of tasks that leave the worker."""
+        """Drop the caches of tasks that leave the worker."""
         for task in tasks:
             self.clear(task)
             with self._lock:

@@ -1,15 +1,15 @@
-"""The state of one operator, one value a key: resident objects in front of a store of blobs.
+"""The state cache of one operator, one value per key: resident objects in front of a store of blobs.
 
 `StateCache` loads, saves and evicts; `Residents` does the accounting: every resident value is in the pool (tenant
-`STATE_CACHE`) and in the task's key LRU with the same bytes, from `install` to `discard`. When keys are evicted is
-maintenance's choice, and how blobs are kept is the `BlobShelf`'s.
+`STATE_CACHE`) and in the task's key LRU with the same bytes, from `install` to `discard`. Maintenance decides when keys
+are evicted; a `BlobShelf` (the store of blobs, *shelf* below) stores them.
 
-T1  a key that is not resident is *loaded*, never made anew while the shelf has it (INV-20); there is one load
-    of a key at a time, and everybody gets its one object.
+T1  a key that is not resident is *loaded*, never created while the shelf has it (INV-20); there is one load of a key
+    at a time, and all callers get the same object.
 T2  a value is dirty while its version is above the version the shelf has. The version is read before encoding,
     so a change during a flush leaves the value dirty.
-T3  a value leaves memory only when it is clean and nobody holds it. A flush that fails drops nothing.
-T4  deletion is explicit, and is itself dirty until the shelf has it.
+T3  a value leaves memory only when it is clean and not held. A failed flush drops nothing.
+T4  deletion is explicit, and is itself dirty until it is flushed.
 T5  writes to the shelf are in order: one at a time (`_writes`). Eviction that finds a write under way leaves
     dirty values alone instead of waiting, so relief that is called from inside a write cannot deadlock.
 
@@ -43,14 +43,14 @@ Value = TypeVar("Value")
 
 
 class StateCodec(Protocol[Value]):
-    """How an operator's state of one key becomes bytes and back. Blobs outlive the program: version them."""
+    """Encodes and decodes an operator's state of one key. Blobs outlive the program: version them."""
 
     def encode(self, value: Value) -> bytes: ...
 
     def decode(self, blob: bytes) -> Value: ...
 
     def estimate(self, value: Value) -> int:
-        """Roughly the bytes it needs in memory."""
+        """Estimate the bytes the value needs in memory."""
         ...
 
 
@@ -68,7 +68,7 @@ class BytesCodec:
 
 
 class BlobShelf(Protocol):
-    """Where blobs lie when they are not in the cache: columns in, columns out, no Python per key.
+    """The store of blobs behind the cache; takes and returns columns, without Python per key.
 
     What was written is read from then on, by any thread. Writes of one (task, namespace) never overlap; inside
     one write the later row of a key wins. A blob that is not there and a blob that could not be read are
@@ -78,20 +78,20 @@ class BlobShelf(Protocol):
     def write(
         self, task: str, namespace: str, keys: pa.BinaryArray, blobs: pa.BinaryArray, deleted: pa.BooleanArray
     ) -> None:
-        """Set the blob of each key, or take it away where `deleted`; all or nothing."""
+        """Set the blob of each key, or remove it where `deleted`; atomic."""
         ...
 
     def read(
         self, task: str, namespace: str, keys: pa.BinaryArray
     ) -> tuple[npt.NDArray[np.bool_], pa.BinaryArray]:
-        """Which keys have a blob, and the blobs, one a key and null where there is none."""
+        """Return a mask of the keys with a blob, and the blobs, null where there is none."""
         ...
 
 
 # -- resident values ---------------------------------------------------------------------------------
 
-ENTRY_BYTES = 256  # what Python needs for a resident entry besides key and value
-TOUCHES = 256  # touches handed to the key LRU at once
+ENTRY_BYTES = 256  # Python's overhead of a resident entry besides key and value
+TOUCHES = 256  # touches passed to the key LRU at once
 TENANT = Tenant.STATE_CACHE
 
 
@@ -163,7 +163,7 @@ class Residents(Generic[Value]):
         self.touch(entry)
 
     def discard(self, keys: Iterable[bytes]) -> int:
-        """Take values out; their bytes, nothing for those that are not here."""
+        """Remove resident values; returns their bytes."""
         gone = [(key, entry) for key in keys if (entry := self.entries.pop(key, None)) is not None]
         if not gone:
             return 0
@@ -177,7 +177,7 @@ class Residents(Generic[Value]):
         return nbytes
 
     def delete(self, key: bytes) -> None:
-        """Take a value out and remember to take it from the shelf too."""
+        """Remove a value and record its deletion for the next flush."""
         self.discard([key])
         self.deleted[key] = None
 
@@ -202,30 +202,30 @@ class Residents(Generic[Value]):
         )
 
     def idle(self, hashes: npt.NDArray[np.uint64]) -> list[bytes]:
-        """The resident keys of these hashes that nobody holds."""
+        """The resident keys of these hashes that are not held."""
         keys = [key for each in hashes.tolist() for key in self._by_hash.get(each, ())]
         return [key for key in keys if self.entries[key].holders == 0]
 
     def touch(self, entry: Entry[Value]) -> None:
-        """The value was used; the key LRU hears of it soon."""
+        """Record a use; it is passed to the key LRU in batches."""
         if self._key_lru is not None:
             self._touched.append(entry.hash)
             if len(self._touched) >= TOUCHES:
                 self.settle()
 
     def settle(self) -> None:
-        """Tell the key LRU of touches that were put off."""
+        """Pass the pending touches to the key LRU."""
         if self._touched and self._key_lru is not None:
             self._key_lru.touch(np.array(self._touched, np.uint64), in_order=True)
             self._touched.clear()
 
     def newer(self, keys: pa.BinaryArray) -> tuple[list[int], list[Entry[Value] | None]]:
-        """Where the shelf is behind: places in `keys`, and the entry there, None when it was deleted."""
+        """The unsaved changes among `keys`: their indices, and the entries (None: deleted)."""
         known = [*among(keys, self.dirty), *among(keys, self.deleted)]
         return [place for place, _ in known], [self.entries.get(key) for _, key in known]
 
     def clear(self) -> None:
-        """Forget everything, saved or not."""
+        """Drop everything, saved or not."""
         self.discard(list(self.entries))
         self.deleted.clear()
         self._touched.clear()
@@ -235,7 +235,7 @@ class Residents(Generic[Value]):
 
 
 def among(keys: pa.BinaryArray, known: Mapping[bytes, object]) -> list[tuple[int, bytes]]:
-    """(place, key) of each of `keys` that is known; Python sees those only, or all when they are the fewer."""
+    """The (index, key) of each of `keys` that is in `known`, without Python per unknown key."""
     if not known:
         return []
     if len(keys) <= len(known):
@@ -303,18 +303,18 @@ class StateCache(Generic[Value]):
             return self._here.weights()
 
     def peek(self, key: bytes) -> Value | None:
-        """The value if it is resident; nothing is loaded, nothing counts as use."""
+        """The value if it is resident; loads nothing and does not count as use."""
         with self._lock:
             entry = self._here.entries.get(key)
             return None if entry is None else entry.value
 
     def get(self, key: bytes) -> Value | None:
-        """The value, loaded if it must be; None when there is none."""
+        """Return the value, loaded if not resident; None when there is none."""
         entry = self._entry(key, None, hold=False)
         return None if entry is None else entry.value
 
     def get_or_load(self, key: bytes, make: Callable[[], Value]) -> Value:
-        """The value, loaded if it must be, made (and dirty) when there is none."""
+        """Return the value, loaded if not resident, created (and dirty) when there is none."""
         return self._made(key, make, hold=False).value
 
     def hold(self, key: bytes, make: Callable[[], Value]) -> Entry[Value]:
@@ -337,7 +337,7 @@ class StateCache(Generic[Value]):
                 self._here.renew(key, entry)
 
     def mark_dirty(self, key: bytes) -> None:
-        """Say that the resident value was changed in place; its size is estimated again."""
+        """Mark the resident value as changed in place; its size is estimated again."""
         with self._lock:
             entry = self._here.entries.get(key)
             if entry is None:
@@ -348,7 +348,7 @@ class StateCache(Generic[Value]):
             self._here.renew(key, entry)
 
     def delete(self, key: bytes) -> None:
-        """Take the value away, here now and from the shelf with the next flush."""
+        """Delete the value: from memory now, from the shelf with the next flush."""
         with self._lock:
             self._disturb(key)
             self._here.delete(key)
@@ -356,14 +356,14 @@ class StateCache(Generic[Value]):
     # saving
 
     def flush(self, keys: Iterable[bytes] | None = None) -> int:
-        """Write what is dirty to the shelf, of all keys or of these; how many were written."""
+        """Write dirty values to the shelf, of all keys or of these; returns how many were written."""
         with self._writes:
             return self._flush(None if keys is None else list(keys), held=True)
 
     def flush_hashes(self, hashes: npt.NDArray[np.uint64]) -> int:
-        """Save the dirty values of these key hashes that nobody holds; how many were written.
+        """Save the dirty values of these key hashes that are not held; returns how many were written.
 
-        Nothing is, while another write is under way (T5).
+        Writes nothing while another write is under way (T5).
         """
         with self._lock:
             keys = [key for key in self._here.idle(hashes) if self._here.entries[key].dirty]
@@ -375,7 +375,7 @@ class StateCache(Generic[Value]):
             self._writes.release()
 
     def evict(self, hashes: npt.NDArray[np.uint64]) -> int:
-        """Take the values of these key hashes out of memory, saving dirty ones first; the bytes that came free.
+        """Evict the values of these key hashes, saving dirty ones first; returns the bytes freed.
 
         Held values stay, and so do dirty ones while another write is under way.
         """
@@ -385,7 +385,7 @@ class StateCache(Generic[Value]):
             return self._here.discard([key for key in idle if not self._here.entries[key].dirty])
 
     def clear(self) -> None:
-        """Forget everything, saved or not: the task is restored, or leaves the worker."""
+        """Drop everything, saved or not, because the task is restored or leaves the worker."""
         with self._writes, self._lock:
             self._here.clear()
             for flight in self._flights.values():
@@ -406,7 +406,7 @@ class StateCache(Generic[Value]):
         return pa.concat_arrays([found, pa.array(blobs, pa.binary())]).take(pa.array(order))
 
     def put_many(self, keys: pa.BinaryArray, blobs: pa.BinaryArray) -> None:
-        """Set the blobs of many keys, straight on the shelf; of one key given twice, the later wins."""
+        """Write the blobs of many keys directly to the shelf; of one key given twice, the later wins."""
         if len(keys) != len(blobs) or keys.null_count or blobs.null_count:
             raise InvalidError(
                 f"state {self.namespace} of task {self.task}: {len(keys)} keys and {len(blobs)} blobs, "
@@ -416,7 +416,7 @@ class StateCache(Generic[Value]):
         self._write_through(keys, blobs, deleted=False)
 
     def delete_many(self, keys: pa.BinaryArray) -> None:
-        """Take the blobs of many keys away, straight from the shelf."""
+        """Delete the blobs of many keys directly from the shelf."""
         if keys.null_count:
             raise InvalidError(f"state {self.namespace} of task {self.task}: a key to delete is null")
         self._write_through(keys, pa.nulls(len(keys), pa.binary()), deleted=True)
@@ -436,7 +436,7 @@ class StateCache(Generic[Value]):
 
     def _made(self, key: bytes, make: Callable[[], Value], *, hold: bool) -> Entry[Value]:
         entry = self._entry(key, make, hold=hold)
-        if entry is None:  # cannot be: with `make` there is always a value
+        if entry is None:  # unreachable: with `make` there is always a value
             raise InvalidError(f"state {self.namespace} of task {self.task}: no value for key {key!r}")
         return entry
 
@@ -461,7 +461,7 @@ class StateCache(Generic[Value]):
     def _fly(
         self, key: bytes, flight: _Flight, make: Callable[[], Value] | None, *, gone: bool, hold: bool
     ) -> Entry[Value] | None:
-        """Load or make the value of a key nobody else loads; None when there is none, or the flight is stale."""
+        """Load or create a key's value as its only loader; None when there is none or the flight is stale."""
         try:
             blob = None if gone else self._load(key)
             if blob is not None:
@@ -492,7 +492,7 @@ class StateCache(Generic[Value]):
         return entry
 
     def _wait(self, key: bytes, deadline_ms: int) -> None:
-        """Sleep until a load or an encoding ends."""
+        """Wait until a load or an encoding ends."""
         left_ms = deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
             self._overloaded(self.task, "state_load")
@@ -572,7 +572,7 @@ class StateCache(Generic[Value]):
                 self.flushed += len(keys)
 
     def _refresh(self, values: dict[bytes, Value]) -> None:
-        """Bring residents up to what the shelf has just been given."""
+        """Update resident values to what was just written to the shelf."""
         with self._lock:
             for key, value in values.items():
                 entry = self._here.entries.get(key)

@@ -1,8 +1,8 @@
-"""The shelf of state blobs: an internal `last` store of the task, so blobs live and travel as rows do.
+"""The store of state blobs: an internal `last` store of the task, handled like any other rows.
 
-One store a namespace, named `state.<namespace>`, with one bucket: a blob is a row at ts 0 whose key is the state's
+One store per namespace, named `state.<namespace>`, with one bucket: a blob is a row at ts 0 whose key is the state's
 key. Blobs are thereby stored in packs, evicted with their key's other rows, compacted, checkpointed and restored by
-the same code. A write never waits for backlog: it is a flush, which makes room elsewhere.
+the same code. A write never waits for backlog, because it is a flush, which frees memory.
 
 Thread rule: writes of one namespace one at a time (the cache sees to it), reads from any thread.
 """
@@ -31,7 +31,7 @@ BUCKET_MS = 2**62  # one bucket: state has no time
 
 
 def state_store_of(namespace: str) -> PlainState:
-    """A fresh, empty shelf of one namespace."""
+    """A new, empty store of one namespace."""
     spec = StoreSpec(
         name=STATE_PREFIX + namespace,
         merge=Merge.LAST,
@@ -52,7 +52,7 @@ class StateStore:
         self._lock = threading.Lock()
 
     def write_with(self, writer: StorageWriter) -> None:
-        """Who takes rows in; told once, when the runtime is put together."""
+        """Set the writer; called once, when the runtime is built."""
         self._writer = writer
 
     def write(

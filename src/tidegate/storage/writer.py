@@ -1,15 +1,15 @@
-"""The write path: rows become runs in memory, charged and counted, for the operator to put in its index.
+"""The write path: build runs from rows, charge them to the budgets, and return them for the operator's index.
 
-`append` never touches an index. It builds the runs, takes their room from the backlog (here the caller waits when
-consumers are behind), evicts the coldest keys where the write buffer would go above its soft max, takes the runs'
-bytes from the pool, and hands back an `AppendBatch` for each; `index.insert` makes them visible. Where the backlog is
-full, what can be merged in memory is merged first.
+`append` does not change an index. It builds the runs, acquires their bytes from the backlog (the caller waits here when
+consumers are behind), evicts the coldest keys if the write buffer would exceed its soft max, reserves the runs' bytes
+in the pool, and returns an `AppendBatch` for each; `index.insert` makes them visible. If the backlog is full, hot runs
+are merged first.
 
-A1  an append that is refused has changed nothing: what was taken is given back, no number is used up, and what was
-    evicted on the way only changed its place.
+A1  a refused append changes nothing: budgets are released, no row number is used, and evicted keys have only moved to
+    the backend.
 
-Runs are built before the backlog is asked: only then is it known what they weigh, and for `last` and `fold` that
-may be a hundredth of the rows handed in.
+Runs are built before the backlog is acquired, because only then is their size known: for `last` and `fold` it can be a
+hundredth of the input rows.
 
 Thread rule: one appending thread for each task; the rest from any thread. No lock is held while waiting.
 """
@@ -44,7 +44,7 @@ from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
 
 class StorageWriter:
-    """What operators write with. Cheap to make, holds nothing of its own."""
+    """The operators' write interface; cheap to create, without state of its own."""
 
     def __init__(
         self, parts: StorageParts, relieve: Callable[[str, int], int], reclaim: Callable[[str], bool]
@@ -56,10 +56,10 @@ class StorageWriter:
     def append(
         self, task: str, state: BucketIndexState, rows: pa.RecordBatch, *, timeout_ms: int | None = None
     ) -> list[AppendBatch]:
-        """Accept rows, waiting for backlog room; the runs to insert into `state.index`, by ascending bucket.
+        """Accept rows, waiting for backlog; returns the runs to insert into `state.index`, by ascending bucket.
 
-        Columns: `key`, `ts`, and by kind `seq`, `deleted`, payload or inputs. `OverloadError` when no room came
-        in time (`timeout_ms`, else the configured bound); then nothing was accepted.
+        Columns: `key`, `ts`, and by kind `seq`, `deleted`, payload or inputs. Raises `OverloadError` if the backlog
+        stays full for `timeout_ms` (default: the configured timeout); then nothing was accepted.
         """
         storage = self._parts.tasks.get(task)
         storage.check()
@@ -72,11 +72,11 @@ class StorageWriter:
     def append_merged(
         self, task: str, state: BucketIndexState, rows: pa.RecordBatch
     ) -> tuple[list[AppendBatch], MergedRows]:
-        """Append at least one row to a fold store; also every row that changed, with all it holds by now.
+        """Append at least one row to a fold store; also returns every changed row with its merged state.
 
-        The runs that were there before are captured, so the states are right whatever maintenance does meanwhile; a
-        sorted walk through each older run finds the rows that matter (`kernels/run_matching.py`), and only those are
-        merged. `OverloadError` when there is no memory to merge in; then nothing was accepted.
+        The older runs are captured, so the states are correct under concurrent maintenance; a sorted walk through each
+        of them finds the rows with the same identity (`kernels/run_merge.py`), and only those are merged. Raises
+        `OverloadError` without memory for the merge; then nothing was accepted.
         """
         storage = self._parts.tasks.get(task)
         batches, whole = self._append_folded(storage, state, rows)
@@ -111,7 +111,7 @@ class StorageWriter:
         timeout_ms: int | None = None,
         forced: bool = False,
     ) -> list[AppendBatch]:
-        """Charge and cache runs that are built; `forced` for state blobs, whose flush must never wait."""
+        """Charge and cache built runs; `forced` for state blobs, whose flush must never wait."""
         parts, task = self._parts, storage.task
         charge = sum(run.nbytes for run in runs)
         try:
@@ -125,7 +125,7 @@ class StorageWriter:
         return batches
 
     def undo(self, task: str, batches: Iterable[AppendBatch]) -> None:
-        """Give back what `append` accepted and the operator did not insert."""
+        """Release what `append` accepted and the operator did not insert."""
         storage = self._parts.tasks.get(task)
         batches = list(batches)
         self._parts.drop_hot(storage, [each.hot for each in batches])
@@ -134,7 +134,7 @@ class StorageWriter:
     # -- progress --------------------------------------------------------------------------------
 
     def prune(self, task: str, state: BucketIndexState, cutoff: int) -> Pruned:
-        """Drop every run that lies before `cutoff`: out of the index, then retired, dropped and released."""
+        """Drop every run before `cutoff`: remove it from the index, retire its pack slot, free memory and backlog."""
         return self._gone(task, state.index.prune(cutoff))
 
     def drop_segments(self, task: str, state: BucketIndexState, before_ts: int) -> Pruned:
@@ -142,7 +142,7 @@ class StorageWriter:
         return self._gone(task, state.index.drop_segments(before_ts))
 
     def nothing_left_to_prune(self, task: str) -> None:
-        """Say that all was processed and nothing could be pruned, so that a full backlog is told, not waited for."""
+        """Declare that nothing more can be pruned, so that a full backlog raises an error instead of waiting."""
         self._parts.backlog.nothing_left_to_prune(task)
 
     # -- memory ----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class StorageWriter:
         return self._parts.write_buffer.is_over_limit(task)
 
     def relieve(self, task: str) -> int:
-        """Bring the task's memory below its limits now, on this thread; the bytes that came free."""
+        """Bring the task's memory below its limits on this thread; returns the bytes freed."""
         self._parts.tasks.get(task).check()
         return self._relieve(task, 0)
 
@@ -161,7 +161,7 @@ class StorageWriter:
     def _append_folded(
         self, storage: TaskStorage, state: BucketIndexState, rows: pa.RecordBatch
     ) -> tuple[list[AppendBatch], FoldedRows | None]:
-        """The runs, and all that they hold in one piece, unless the batch had to be cut."""
+        """The runs, and all their rows as one `FoldedRows` unless the batch was split."""
         storage.check()
         store = storage.store_of(state)
         whole: list[FoldedRows] = []
@@ -174,7 +174,7 @@ class StorageWriter:
         config = self._parts.config
         largest = config.max_batch_bytes
         seq = store.next_seq if store.spec.merge is Merge.APPEND else None
-        # The size of the buffers is quick to know and at least that of the rows: mostly that is enough.
+        # The buffers' size is quick to compute and an upper bound of the rows': usually that suffices.
         if rows.get_total_buffer_size() <= largest or (nbytes := rows.nbytes) <= largest:
             return build_runs(store.spec, rows, first_seq=seq, max_rows=config.max_run_rows, whole=whole)
         if rows.num_rows == 1 and nbytes > config.largest_append_bytes:
@@ -193,7 +193,7 @@ class StorageWriter:
     def _take_in(
         self, storage: TaskStorage, runs: Sequence[Run], charge: int, timeout_ms: int | None, *, forced: bool
     ) -> list[AppendBatch]:
-        """The runs with their room in the backlog and in the pool: for all of them, or for none."""
+        """Acquire backlog and pool memory for all of the runs, or for none."""
         parts, task = self._parts, storage.task
         if forced:
             parts.backlog.force(charge, task=task)
@@ -201,7 +201,7 @@ class StorageWriter:
             parts.backlog.acquire(charge, timeout_ms, task=task, make_room=partial(self._reclaim, task))
         try:
             if not forced and parts.write_buffer.is_over_limit(task, charge):
-                for run in runs:  # the keys that are written are not those to evict
+                for run in runs:  # do not evict the keys being written
                     storage.key_lru.touch(run.hashes)
                 self._relieve(task, charge)
             hot = parts.write_buffer.put_all(task, runs, forced=forced)
@@ -241,7 +241,7 @@ def _append_batch(run: Run, hot: HotCopy) -> AppendBatch:
 
 
 class MergedRows(NamedTuple):
-    """What a batch folded into a store, and at some places the states together with what was there before."""
+    """The folded rows of a batch; at some rows the states merged with the store's earlier ones."""
 
     rows: FoldedRows
     places: Int32s
@@ -249,7 +249,7 @@ class MergedRows(NamedTuple):
 
 
 class TouchedRows(NamedTuple):
-    """Rows that a batch was folded into: different keys, how many rows each has, and these, key by key."""
+    """The rows a batch was folded into: distinct keys, the number of rows of each, and the rows, key by key."""
 
     keys: pa.BinaryArray
     counts: Int32s
@@ -264,7 +264,7 @@ def touched_rows(parts: Sequence[AppendBatch]) -> list[TouchedRows]:
 
 
 class _Before(ExitStack):
-    """The runs of a store as they are without a batch: a lease on packs, and a permit to read them once one is read."""
+    """The older runs of a store: a lease on packs, and a scratch permit once a stored run is read."""
 
     def __init__(self, parts: StorageParts, task: TaskStorage, index: BucketIndex) -> None:
         super().__init__()
@@ -276,17 +276,17 @@ class _Before(ExitStack):
         return self._index.spec
 
     def merge(self, parts: Sequence[AppendBatch], whole: FoldedRows | None) -> MergedRows:
-        """What the rows of these parts became; `whole` are all of them in one piece, None: the batch was cut."""
+        """Merge the rows of these parts with older states; `whole` has all rows, None if the batch was split."""
         before = self._capture(parts)
         runs = [part.hot.run for part in parts]
         others = [list(before.get(run.bucket, ())) for run in runs]
         if whole is None:
-            for at, run in enumerate(runs):  # pieces of a batch that was cut may have rows in common
+            for at, run in enumerate(runs):  # pieces of a split batch may share identities
                 others[at] += [each for each in runs[:at] if each.bucket == run.bucket]
         return self._changed(_joined(runs) if whole is None else whole, runs, others)
 
     def _capture(self, parts: Sequence[AppendBatch]) -> dict[int, list[RunEntry | Run]]:
-        """The runs of the buckets as they are without these parts, safe to read until this is closed."""
+        """The buckets' runs without these parts, safe to read until this object is closed."""
         wanted = {part.bucket for part in parts}
         buckets, lease = self._index.capture(
             min(wanted), max(wanted), lambda refs: self._parts.pins.pin(self._task.task, refs)
@@ -298,7 +298,7 @@ class _Before(ExitStack):
     def _changed(
         self, rows: FoldedRows, runs: Sequence[Run], others: Sequence[Sequence[RunEntry | Run]]
     ) -> MergedRows:
-        """Merge what older runs, some for each run, have for the same identities; `rows` are those of all runs."""
+        """Merge with the older runs' states of the same identities; `rows` are those of all runs."""
         matched, chosen, first = [], list[tuple[Run, Int32s]](), 0
         for run, older_runs in zip(runs, others, strict=True):
             for entry in older_runs:
@@ -324,9 +324,9 @@ class _Before(ExitStack):
     def _merged(
         self, rows: FoldedRows, chosen: Sequence[tuple[Run, Int32s]], places: Int32s, met: Int32s
     ) -> list[pa.Array]:
-        """The states at `places` together with the chosen older ones, which belong to the places `met`."""
+        """Merge the states at `places` with the chosen older ones, which belong to the rows `met`."""
         older = [[gather(column, theirs) for column in run.rows.columns[2:]] for run, theirs in chosen]
-        # the oldest first: a user's own aggregate may depend on the order of records
+        # oldest first: a user-defined aggregate may depend on the order of records
         pieces = [*older, [gather(column, places) for column in rows.states]]
         states = [pa.concat_arrays(list(columns)) for columns in zip(*pieces, strict=True)]
         groups = np.concatenate([met, np.arange(len(places), dtype=np.int32)])
@@ -345,7 +345,7 @@ class _Before(ExitStack):
 
 
 def _joined(runs: Sequence[Run]) -> FoldedRows:
-    """What runs hold, one after the other."""
+    """Concatenate the rows of the runs."""
     columns = [
         pa.concat_arrays([run.rows.column(at) for run in runs]) for at in range(runs[0].rows.num_columns)
     ]
@@ -354,7 +354,7 @@ def _joined(runs: Sequence[Run]) -> FoldedRows:
 
 
 def _match(run: Run, other: Run) -> tuple[Int32s, Int32s]:
-    """Rows of the two with one identity, pair by pair."""
+    """The pairs of rows of the two runs with equal identity."""
     room = min(run.row_count, other.row_count)
     mine, theirs = np.empty(room, np.int32), np.empty(room, np.int32)
     found = match_runs(

@@ -1,1 +1,1 @@
-"""Where packs live: memory, a local folder, an object store."""
+"""Backends that store packs and manifests: memory, a local folder, an object store."""

@@ -1,24 +1,24 @@
-"""What storage asks of the place where its files live: named immutable objects, and small conditional publishes.
+"""The backend interface of storage: named immutable objects, and small conditional publishes.
 
-A backend knows nothing of runs, packs or checkpoints. It promises:
-B1  `put` is whole or absent: no reader ever sees a part of an object, whatever dies when, and when it
-    returns the object survives a power cut. Parts are written as they come; they are never joined in memory.
-B2  an object never changes. A name put again must bring the same bytes, or is refused with `ConflictError`.
+A backend is independent of runs, packs and checkpoints. It guarantees:
+B1  `put` is atomic: no reader ever sees a partial object, also after a crash, and when it returns the object survives
+    a power cut. Parts are written one by one and never joined in memory.
+B2  an object never changes. Putting an existing name with other bytes raises `ConflictError`.
 B3  `publish` is a compare-and-swap: of any number of callers with the same expectation exactly one wins.
     Versions never repeat, also when the same bytes are published again.
-B4  absent is `MissingObjectError` (or None where the signature says so); unreachable is `UnavailableError`.
-    One is never told as the other.
+B4  absent is `MissingObjectError` (or None by the signature); unreachable is `UnavailableError`. They are never
+    confused.
 B5  a buffer from `read` starts at a multiple of 64 and stays valid after `delete` and `close`.
 
 Names are `/`-separated; see `check_name`. `list` goes by folder: `list("a/b")` never yields `a/bc`. It includes
 unfinished `put`s (names ending in `.tmp`), which only `delete` accepts.
 
-`put_all` puts several objects: in the backend's own way if it has one (a folder writes one object while it syncs
-another), else several puts at once (`overlap`), because a remote store answers many in the time of one. Every object
-keeps the promises of `put`; after an error some of them may be there and others not.
+`put_all` puts several objects: by the backend's own method if it has one (a folder writes one object while it syncs
+another), else by concurrent puts (`overlap`), because a remote store handles many in the time of one. Every object has
+the guarantees of `put`; after an error some of them may exist and others not.
 
-`identity` tells one backend from every other of its kind for life: a token written against another one
-is refused instead of read. Thread rule: every method may be called from any thread.
+`identity` is a permanent unique id of a backend: a token of another backend is refused. Thread rule: every method may
+be called from any thread.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ TEMPORARY = ".tmp"
 ALIGNMENT = 64
 GROUP_BYTES = 1 << 19
 GROUP_PARTS = 512  # Linux takes 1024 in one call
-MAX_STATE_NAME = 150  # what is derived from it, such as `orders_v12-3`, still fits into a component
-RESERVED_APP_NAMES = ("apps", "tables")  # folders of the state beside those of apps
+MAX_STATE_NAME = 150  # derived names, such as `orders_v12-3`, still fit into a component
+RESERVED_APP_NAMES = ("apps", "tables")  # folders of the state that are not apps
 _STATE_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_STATE_NAME - 1}}}")
 _COMPONENT = re.compile(r"[A-Za-z0-9_%=+@~,-][A-Za-z0-9._%=+@~,-]*\Z")
 
 
 class MissingObjectError(CorruptError):
-    """An object that something names is not there. `name` is its name on the backend."""
+    """A referenced object is missing. `name` is its name on the backend."""
 
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message, path=name, kafka_name=None)
@@ -58,7 +58,7 @@ class MissingObjectError(CorruptError):
 
 
 class NoStateError(InvalidError):
-    """Nothing was ever stored at an address that is only read, or only changed."""
+    """No state exists at an address that is opened without creating it."""
 
 
 def no_state(where: str) -> NoStateError:
@@ -69,7 +69,7 @@ def no_state(where: str) -> NoStateError:
 
 
 def read_only_error(where: str, name: str) -> InvalidError:
-    """The error for a write through a backend that was opened to be read."""
+    """The error for a write through a read-only backend."""
     return InvalidError(f"{where} was opened to be read, so {name} cannot be changed; open it for writing")
 
 
@@ -82,7 +82,7 @@ class ObjectInfo(NamedTuple):
 
 
 class StorageBackend(Protocol):
-    """Where packs and manifests live."""
+    """The interface of a backend."""
 
     @property
     def kind(self) -> str: ...
@@ -92,16 +92,16 @@ class StorageBackend(Protocol):
 
     @property
     def address(self) -> str | None:
-        """What `open_backend` opens it by in another process; None when only this process can."""
+        """The address for `open_backend` in another process; None when only this process can open it."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether a call is mostly waiting, so that several at once are worth their threads."""
+        """Whether calls mostly wait, so that concurrent calls pay."""
         ...
 
     def put(self, name: str, parts: Sequence[Part]) -> None:
-        """Make a new object, durable on return; `ConflictError` when the name holds other bytes."""
+        """Create an object, durable on return; `ConflictError` when the name holds other bytes."""
         ...
 
     def read(self, name: str) -> pa.Buffer:
@@ -109,7 +109,7 @@ class StorageBackend(Protocol):
         ...
 
     def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
-        """Write small bytes if the version is `expected` (None: if absent); the new version, or `ConflictError`."""
+        """Write small data if the version is `expected` (None: absent); the new version, or `ConflictError`."""
         ...
 
     def read_published(self, name: str) -> tuple[bytes, str] | None:
@@ -117,22 +117,22 @@ class StorageBackend(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object or a published name; fine when it is absent."""
+        """Remove an object or a published name; idempotent."""
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object below the folder `prefix` (empty: all), in no promised order."""
+        """Yield every object below the folder `prefix` (empty: all), in any order."""
         ...
 
     def forget(self, name: str) -> bool:
-        """Drop local copies of a remote object; whether there was one, so that reading again may help."""
+        """Drop local copies of a remote object; returns whether there was one, so that a retry may succeed."""
         ...
 
     def close(self) -> None: ...
 
 
 def check_name(name: str, *, temporary: bool = False) -> str:
-    """The name, or `InvalidError`: components of plain ASCII, none empty, none starting with a dot."""
+    """Validate a name: ASCII components, none empty, none starting with a dot; else `InvalidError`."""
     components = name.split("/")
     longest = MAX_COMPONENT_BYTES + (50 if temporary and name.endswith(TEMPORARY) else 0)
     good = (
@@ -151,7 +151,7 @@ def check_name(name: str, *, temporary: bool = False) -> str:
 
 
 def check_state_name(kind: Literal["app", "table"], name: object) -> str:
-    """The name of an app or a table that keeps state, or `InvalidError`: the one rule for both."""
+    """Validate the name of an app or a table that keeps state; else `InvalidError`."""
     reserved = RESERVED_APP_NAMES if kind == "app" else ()
     if isinstance(name, str) and _STATE_NAME.fullmatch(name) and name not in reserved:
         return name
@@ -164,13 +164,13 @@ def check_state_name(kind: Literal["app", "table"], name: object) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The folder a listing is about, without its last slash."""
+    """Validate the folder of a listing and strip its last slash."""
     bare = prefix.removesuffix("/")
     return check_name(bare, temporary=True) if bare else ""
 
 
 def missing(name: str, where: str) -> MissingObjectError:
-    """The error for an object that is not there."""
+    """The error for a missing object."""
     return MissingObjectError(
         f"{name} is missing from {where}: it was removed by hand or by garbage collection with a wrong list of "
         f"retained tokens; restore it from a copy, or go back to an older checkpoint",
@@ -213,7 +213,7 @@ def same_bytes(parts: Sequence[Part], stored: pa.Buffer) -> bool:
 
 
 def chunks(parts: Sequence[Part], size: int = 1 << 20) -> Iterator[memoryview]:
-    """The same bytes in fewer pieces: small parts are gathered, large ones pass through uncopied."""
+    """Yield the same bytes in fewer pieces: small parts are joined, large ones are not copied."""
     gathered = bytearray()
     for part in parts:
         view = view_of(part)
@@ -232,9 +232,9 @@ def chunks(parts: Sequence[Part], size: int = 1 << 20) -> Iterator[memoryview]:
 
 
 def groups(parts: Iterable[Part]) -> Iterator[list[memoryview]]:
-    """The same bytes, nothing copied, in lists that are worth a call each: of about 512 KiB and few pieces.
+    """Yield the parts, without a copy, in lists of about 512 KiB and few pieces, one per write call.
 
-    Larger calls make Linux look for larger pages than it finds, and cost twice as much.
+    Larger calls cost twice as much, because Linux tries to allocate larger pages.
     """
     group: list[memoryview] = []
     nbytes = 0
@@ -256,10 +256,10 @@ Item = TypeVar("Item")
 
 
 def overlap(call: Callable[[Item], None], items: Sequence[Item], *, at_most: int) -> None:
-    """Call `call` with every item, at most so many at the same time; with one at a time, on this thread.
+    """Call `call` with every item, at most `at_most` concurrently; with one at a time on this thread.
 
-    After an error no further call begins, those in flight end, and the error of the first item that has one is
-    raised. What a caller expects to fail for single items, its `call` takes care of.
+    After an error no further call begins, running ones end, and the error of the first failed item is raised. `call`
+    must handle expected errors of single items itself.
     """
     if at_most <= 1 or len(items) < 2:
         for item in items:
@@ -267,7 +267,7 @@ def overlap(call: Callable[[Item], None], items: Sequence[Item], *, at_most: int
         return
     failed = (
         threading.Event()
-    )  # seen by the next call at once; cancelling alone comes when this thread wakes up
+    )  # the next call sees it at once; cancelling takes effect only when this thread wakes up
 
     def begin(item: Item) -> None:
         if failed.is_set():
@@ -295,7 +295,7 @@ def overlap(call: Callable[[Item], None], items: Sequence[Item], *, at_most: int
 
 @runtime_checkable
 class PutsTogether(Protocol):
-    """A backend that knows a quicker way for several objects."""
+    """A backend with its own method to put several objects."""
 
     def put_all(self, objects: Iterable[tuple[str, Sequence[Part]]]) -> None: ...
 
@@ -303,7 +303,7 @@ class PutsTogether(Protocol):
 def put_all(
     backend: StorageBackend, objects: Iterable[tuple[str, Sequence[Part]]], *, at_once: int = 1
 ) -> None:
-    """Put every (name, parts); a folder asks for the next when the one before it is written."""
+    """Put every (name, parts); a folder takes the next one when the previous one is written."""
     if isinstance(backend, PutsTogether):
         backend.put_all(objects)
     else:

@@ -1,14 +1,14 @@
-"""Objects as files of one folder: written beside their name, synced, linked into place; read by mapping.
+"""A backend in a local folder: files are written under a temporary name, synced and linked; reads map them.
 
-    <root>/tidegate-storage      who this backend is (sealed), made once
-    <root>/tidegate-storage.lock taken while a published object is compared and replaced
+    <root>/tidegate-storage      the backend's identity (sealed), made once
+    <root>/tidegate-storage.lock locked while a published object is compared and replaced
     <root>/<name>                an object, or a sealed published object
-    <root>/<name>.<unique>.tmp   an unfinished `put`; garbage when its writer is dead
+    <root>/<name>.<unique>.tmp   an unfinished `put`; garbage after its writer's crash
 
 F1  an object appears under its name by one `link`, after its bytes were synced; the folder is synced after. The link
     refuses a taken name, so two writers of one name cannot both win. Of several objects put together none appears
     before all are synced; a crash may leave some of them.
-F2  no part of a name may be a symbolic link: names never lead out of the root.
+F2  no component of a name may be a symbolic link, so names never leave the root.
 
 Safe for any number of threads and processes on one machine.
 """
@@ -51,7 +51,7 @@ from tidegate.storage.backends.sealed import Format, seal, seal_published, unsea
 IDENTITY_FILE = "tidegate-storage"
 LOCK_FILE = "tidegate-storage.lock"
 IDENTITY = Format(b"TG-IDENT", "backend identity", 1, "restore it from a copy; tokens are checked against it")
-SYNCS_AT_ONCE = 3  # more of them cost the writer processor time, where it makes the next file
+SYNCS_AT_ONCE = 3  # more would take processor time from the writer of the next file
 MAX_WAYS = 4096
 LOCK_TRIES = 500
 LOCK_PAUSE_MS = 10
@@ -59,7 +59,7 @@ OWN_FILES = frozenset({IDENTITY_FILE, LOCK_FILE})
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which backend this is, for life."""
+    """The permanent identity of a backend."""
 
     identity: str
 
@@ -69,7 +69,7 @@ def _alone(view: memoryview) -> list[memoryview]:
 
 
 class _Syncers:
-    """Threads that sync files, kept from one put to the next: starting some costs as much as a small file does."""
+    """Threads that sync files, reused across puts: starting threads costs as much as a small file."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class _Syncers:
             return self._threads.submit(sync)
 
     def close(self) -> None:
-        """Let the threads end; a later sync starts new ones."""
+        """Stop the threads; a later sync starts new ones."""
         with self._lock:
             threads, self._threads = self._threads, None
         if threads is not None and self._process == os.getpid():
@@ -92,7 +92,7 @@ class _Syncers:
 
 
 class _Syncs:
-    """Files that are written, synced beside one another and closed: all of them when the block is left."""
+    """Written files, synced concurrently and closed by the end of the block."""
 
     def __init__(self, syncers: _Syncers | None) -> None:
         self._syncers = syncers
@@ -101,11 +101,11 @@ class _Syncs:
         self._syncing: list[Future[None]] = []
 
     def own(self, file: File) -> None:
-        """Close the file in the end, whatever happens."""
+        """Close the file at the end of the block, also after errors."""
         self._files.append(file)
 
     def sync(self, file: File) -> None:
-        """Begin to sync a file that is written; the first waits to see whether there is a second."""
+        """Start to sync a written file; the first one is deferred until there is a second."""
         if self._syncers is None:
             file.sync()
         elif not self._syncing and self._waiting is None:
@@ -135,7 +135,7 @@ class _Syncs:
 
 
 class FolderBackend:
-    """A local folder with the promises of a backend."""
+    """A backend in a local folder."""
 
     kind = "folder"
     is_remote = False
@@ -159,10 +159,10 @@ class FolderBackend:
         self._randomness = randomness or SystemRandomness()
         self._publishing = threading.Lock()
         self._syncers = _Syncers()
-        self._durable: set[Path] = set()  # folders whose names are known to be on the disk
+        self._durable: set[Path] = set()  # folders whose directory entries are known to be durable
         self._ways: dict[
             str, list[Path]
-        ] = {}  # from the root to a folder: making paths costs more than looking
+        ] = {}  # from the root to a folder: building paths costs more than a lookup
         with _writable(root):
             if create:
                 self._files.mkdir(root)
@@ -174,9 +174,9 @@ class FolderBackend:
         self.put_all([(name, parts)])
 
     def put_all(self, objects: Iterable[tuple[str, Sequence[Part]]]) -> None:
-        """Several objects: while one is synced the next is written, and each folder is synced once."""
+        """Put several objects: one is synced while the next is written, and each folder is synced once."""
         written: list[tuple[str, Path, Path, Sequence[Part]]] = []
-        folders: dict[str, Path] = {}  # each is looked at once, not once for each object
+        folders: dict[str, Path] = {}  # each is checked once, not once per object
         try:
             with _Syncs(None if self._files.is_watched else self._syncers) as syncs:
                 for name, parts in objects:
@@ -202,7 +202,7 @@ class FolderBackend:
         self._sync_folders(list(dict.fromkeys(path.parent for _, path, _, _ in written)))
 
     def _sync_folders(self, folders: Sequence[Path]) -> None:
-        """Make the names in these folders durable; a disk that is asked for all of them at once answers sooner."""
+        """Sync these folders concurrently, which is faster than one by one."""
         beside = [] if self._files.is_watched else folders[1:]
         syncing = [self._syncers.submit(partial(self._files.sync_folder, each)) for each in beside]
         try:
@@ -287,7 +287,7 @@ class FolderBackend:
             raise read_only_error(str(self.root), name)
 
     def _path(self, name: str, *, make: bool = False) -> Path:
-        """Where the object lies, after a look at every folder on the way (F2)."""
+        """The object's path, after a check of every folder on the way (F2)."""
         if name in OWN_FILES:
             raise InvalidError(f"object name {name!r} is the backend's own; take another")
         above, _, last = name.rpartition("/")
@@ -307,7 +307,7 @@ class FolderBackend:
         return (folders[-1] if folders else self.root) / last
 
     def _make_durable(self, folder: Path, *, missing: bool) -> None:
-        """A folder another one just made may be lost in a power cut: everybody syncs it once himself."""
+        """Sync the folders once per process: one that another process just made may not be durable yet."""
         if missing:
             self._files.mkdir(folder)
         else:
@@ -331,7 +331,7 @@ class FolderBackend:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among all who publish here, after a bounded wait."""
+        """Hold the publish lock of this folder, after a bounded wait."""
         with self._publishing:
             for _ in range(LOCK_TRIES):
                 try:
@@ -369,7 +369,7 @@ class FolderBackend:
             try:
                 self._files.publish_new(path, seal(IDENTITY, Identity(self._randomness.uuid().hex)))
             except ConflictError:
-                pass  # another process made it at the same time: take that one
+                pass  # another process made it concurrently: use that one
             sealed = self._files.read(path, limit=4096)
         return unseal(IDENTITY, sealed, Identity, name=str(path)).identity
 
@@ -385,7 +385,7 @@ class FolderBackend:
 
 @contextmanager
 def _writable(root: Path) -> Iterator[None]:
-    """Say of an effect that permission was denied for that the state folder is read-only."""
+    """Turn a denied permission into an error that the state folder is read-only."""
     try:
         yield
     except UnavailableError as error:

@@ -1,4 +1,4 @@
-"""Objects in this process's memory: for tests, and for tasks whose state may die with their process."""
+"""A backend in this process's memory, for tests and for tasks whose state may be lost with the process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidegate.storage.backends.base import (
 
 
 class MemoryBackend:
-    """A dictionary with the promises of a backend. Closing it keeps the objects: a test reopens the same one."""
+    """A backend over a dictionary. Closing keeps the objects, so that tests can reopen it."""
 
     kind = "memory"
     address = None

@@ -1,24 +1,24 @@
-"""Objects on S3, Google Cloud Storage, Azure or anything else `obstore` speaks to, with local copies of what is read.
+"""A backend on S3, Google Cloud Storage, Azure or any store that `obstore` supports, with local copies of reads.
 
-    <url>/tidegate-storage   who this backend is (sealed), made once by a conditional put, before any other object
+    <url>/tidegate-storage   the backend's identity (sealed), made once by a conditional put, before any other object
     <url>/<name>             an object, or a sealed published object
 
 O1  publishing is the store's own conditional put: create-only, or an update on the ETag that was read. Opening
-    to write proves on a throw-away object that the store really refuses the second of both; one that does not is
-    refused. Opening to read writes nothing, and reads who the backend is.
-O2  a conditional put whose answer was lost is settled by reading back: the nonce inside tells whose it is.
+    to write tests on a temporary object that the store refuses a second put of each kind; a store that does not is
+    refused. Opening to read writes nothing, and reads the identity.
+O2  a conditional put whose response was lost is resolved by reading back: the nonce identifies the writer.
 O3  retries are bounded in number and time by the client; after that an error is `UnavailableError`. Absent is
     `MissingObjectError`, and a missing bucket is not an absent object.
-O4  a large object is uploaded in parts and appears whole when the last is done. It is not create-only then (stores
-    have no such thing for uploads in parts): the name is looked up first, and unique names do the rest.
+O4  a large object is uploaded in parts and appears whole after the last. Multipart uploads are not create-only in
+    object stores: the name is looked up first, and names are unique.
 O5  large objects are kept as local copies and mapped; small objects are held in memory. So an object that another
-    process deleted may be readable here for a while: it is the same object, names never come again.
+    process deleted may stay readable here for a while; its content is valid, because names are never reused.
 
 A local copy (`LocalCopies`) is the object's bytes and 36 bytes after them: length u64, CRC-32C of the bytes u32,
-digest of the name (16 bytes), magic. A copy that another process left is verified as a whole before its first use; a
-cut or damaged one is fetched again. Nothing is synced: losing copies costs a download. When the copies pass
-`limit_bytes`, those used longest ago are removed (one larger than the limit stays alone until the next). Removing
-does no harm to who has mapped it. Several processes may share the folder.
+digest of the name (16 bytes), magic. A copy left by another process is fully verified before its first use; a
+truncated or damaged one is downloaded again. Copies are not synced, because losing one costs only a download. Above
+`limit_bytes` the least recently used copies are removed (one larger than the limit stays until the next). Removing a
+copy does not affect processes that mapped it. Several processes may share the folder.
 
 Safe from any thread.
 """
@@ -92,7 +92,7 @@ class LocalCopies:
             return sum(self._sizes.values())
 
     def get(self, name: str) -> pa.Buffer | None:
-        """The copy, None when there is no good one."""
+        """The copy, None when there is no valid one."""
         path = self._path(name)
         try:
             mapped = self._files.map(path)
@@ -109,11 +109,11 @@ class LocalCopies:
         return content
 
     def add(self, name: str, chunks: Iterable[bytes | memoryview]) -> pa.Buffer:
-        """Write a copy as its bytes arrive, and map it."""
+        """Write a copy while its bytes arrive, and map it."""
         path = self._path(name)
         temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
         crc = position = 0
-        self._files.mkdir(self.folder, private=True)  # somebody may have cleared the cache
+        self._files.mkdir(self.folder, private=True)  # the cache may have been cleared
         try:
             with self._files.open(temporary, new=True) as file:
                 for chunk in chunks:
@@ -131,7 +131,7 @@ class LocalCopies:
         return mapped.slice(0, position)
 
     def drop(self, name: str) -> bool:
-        """Remove the copy; whether there was one."""
+        """Remove the copy; returns whether there was one."""
         path = self._path(name)
         had = self._files.exists(path)
         self._files.unlink(path, missing_ok=True)
@@ -167,7 +167,7 @@ class LocalCopies:
             self._forget(path)
 
     def _find_leftovers(self) -> None:
-        """Copies of earlier processes count against the limit; unfinished ones are left to whoever writes them."""
+        """Count copies of earlier processes against the limit; unfinished ones are left to their writers."""
         found = []
         for each in self._files.list(self.folder):
             info = self._files.stat(self.folder / each)
@@ -193,7 +193,7 @@ def _is_good(mapped: pa.Buffer, content: pa.Buffer, name: str, *, checked: bool)
 
 PROBE_PREFIX = "tidegate-probe-"
 WHOLE_PUT_BYTES = 8 << 20  # above this, objects are uploaded in parts
-IN_MEMORY_BYTES = 256 << 10  # up to this, objects are not worth a file
+IN_MEMORY_BYTES = 256 << 10  # up to this, objects are kept in memory
 CHUNK_BYTES = 8 << 20
 MAX_RETRIES = 6
 RETRY_TIMEOUT_S = 60
@@ -202,7 +202,7 @@ ABSENT_IS_AN_ANSWER = frozenset({"read", "delete", "publish", "look up"})
 
 
 class ObjectsBackend:
-    """A bucket (or a prefix in one) with the promises of a backend."""
+    """A backend in a bucket, or in a prefix of one."""
 
     kind = "objects"
     is_remote = True
@@ -394,7 +394,7 @@ class ObjectsBackend:
     # -- opening ---------------------------------------------------------------------------------
 
     def _check_conditional_puts(self) -> None:
-        """O1, on an object of our own that is removed again."""
+        """Test conditional puts (O1) on a temporary object."""
         import obstore
 
         name = f"{PROBE_PREFIX}{self._randomness.uuid().hex}"
@@ -465,7 +465,7 @@ class ObjectsBackend:
                 obstore.put(self._store, IDENTITY_FILE, fresh, mode="create")
             except (
                 AlreadyExistsError
-            ):  # made at the same time by another process, or by a put whose answer was lost
+            ):  # made concurrently by another process, or by a put whose response was lost
                 fresh = bytes(obstore.get(self._store, IDENTITY_FILE).bytes())
         return fresh
 
@@ -493,7 +493,7 @@ class ObjectsBackend:
 
     @contextmanager
     def _reaching(self, doing: str, name: str) -> Iterator[None]:
-        """Give the client's errors a name and a remedy (O3)."""
+        """Convert the client's errors to ours, with a remedy (O3)."""
         from obstore import exceptions
 
         passed = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
@@ -541,7 +541,7 @@ def _connect(url: str, options: dict[str, str]) -> ObjectStore:
 
 
 def _has_plain_endpoint(options: Mapping[str, str]) -> bool:
-    """Whether an endpoint that was named, here or in the environment, is `http://`: then that is what is meant."""
+    """Whether the endpoint, given here or in the environment, is `http://`, which then is intended."""
     named = [value for name, value in options.items() if "endpoint" in name.lower()]
     if not named:
         clouds = ("AWS_", "AZURE_", "GOOGLE_")

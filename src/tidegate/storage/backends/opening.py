@@ -1,15 +1,14 @@
-"""From an address to a backend: a folder, an object store, or memory. All state is opened here.
+"""Open the backend of an address: a folder, an object store, or memory. All state is opened here.
 
     ./data/state, file:///…        a folder
     s3://BUCKET/PREFIX, gs://…     an object store; its settings come from `options`, else from the environment
     memory://                      this process's memory, for tests
 
-A1  without `create` an address without state is `NoStateError`, and stays as it is. With `read_only` nothing is made
-    either, and every write is refused: it takes no right to write, and of an object store one request.
-A2  what is stored is signed and verified with the keys that the environment names (`state_keys`, `signed`); what is in
-    memory is not.
-A3  copies of an object store's packs lie in `TIDEGATE_CACHE`, else in a folder of this user's among the temporary
-    files. All processes of one user on a machine share them. A folder that belongs to somebody else is refused.
+A1  without `create` an address without state is a `NoStateError`, and is not changed. With `read_only` nothing is
+    created either, and every write is refused: it needs no write permission, and one request to an object store.
+A2  objects are signed and verified with the keys from the environment (`state_keys` in `signed`), except in memory.
+A3  copies of an object store's packs are in `TIDEGATE_CACHE`, by default in this user's folder among the temporary
+    files. All processes of one user on a machine share them. A folder that belongs to another user is refused.
 
 Thread rule: pure functions.
 """
@@ -51,9 +50,9 @@ def open_backend(
 ) -> StorageBackend:
     """Open a path or `file://` as a folder, `memory://` in memory, any other URL as an object store.
 
-    With `create=False` or `read_only=True` state must be there; with the latter nothing is written (A1). `cache` is the
-    local folder for copies of what is read from an object store (A3), `options` are the store's own settings. `key_id`
-    names the key that must sign here, because another process of the same work signs with it (empty: no key).
+    With `create=False` or `read_only=True` state must exist; with the latter nothing is written (A1). `cache` is the
+    local folder for copies of objects read from an object store (A3), `options` are the store's own settings. `key_id`
+    names the key that this process must sign with, because another process of the same app does (empty: no key).
     """
     url, create = str(address), create and not read_only
     keys = state_keys()
@@ -84,7 +83,7 @@ def open_backend(
 
 
 def _require_key(where: str, keys: StateKeys | None, key_id: str) -> None:
-    """Refuse work from a process that signs with another key than this one (A2)."""
+    """Raise unless this process signs with the required key (A2)."""
     here = "" if keys is None else keys.id
     if here != key_id:
         there, here = (f"key {each}" if each else "no key" for each in (key_id, here))
@@ -95,7 +94,7 @@ def _require_key(where: str, keys: StateKeys | None, key_id: str) -> None:
 
 
 def copies_folder(address: str) -> Path:
-    """Where copies of an object store's packs lie on this machine, for this user (A3)."""
+    """The folder for copies of an object store's packs on this machine, for this user (A3)."""
     store = hashlib.sha256(address.encode()).hexdigest()[:16]
     given = os.environ.get(CACHE_VARIABLE)
     if given:

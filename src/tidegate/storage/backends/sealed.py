@@ -1,4 +1,4 @@
-"""The bytes that all files of storage share: the sealed envelope of small files, and the names of all files.
+"""The sealed envelope of storage's small files, and the names of all its files.
 
 A sealed file (manifest, token, published object, identity) is
 
@@ -9,13 +9,13 @@ A sealed file (manifest, token, published object, identity) is
     16  body     msgpack
     …   crc      u32       CRC-32C of everything before it
 
-little endian, with not one byte after it. `unseal` checks all of it before the body is decoded, so a flipped
-bit, a cut and a longer file are all found; a valid file in the wrong place is found by the names inside the body,
-which the caller compares. A checksum is not a signature: it detects accidents.
+little endian, without trailing bytes. `unseal` checks all of it before the body is decoded, so a flipped bit,
+truncation and extra bytes are detected; the caller detects a valid file in the wrong place by the names in the body. A
+checksum is not a signature: it detects accidents only.
 
-A published object carries its own name and a nonce beside the bytes: the nonce makes equal bytes published twice
-two versions (B3), and lets a writer whose answer was lost find out that it won; the name keeps a copied file from
-being taken for another.
+A published object contains its own name and a nonce besides the data. The nonce makes equal data published twice two
+versions (B3), and tells a writer whose response was lost whether it won; the name detects a file copied to another
+name.
 
 Names: `<task>/packs/<store>/<segment>-<unique>.pack` and `<task>/manifests/<number>-<unique>.manifest`. A task id may
 hold `/`; everything outside letters, digits and `._=+@~,-` is percent-escaped, and so is a leading dot, so that
@@ -53,7 +53,7 @@ def crc32c(view: memoryview | bytes | pa.Buffer, initial: int = 0) -> int:
 
 
 class Format(NamedTuple):
-    """A kind of sealed file: its magic, its name in messages, the version that is written, and the oldest one read."""
+    """A kind of sealed file: its magic, name in messages, written version, and oldest readable version."""
 
     magic: bytes
     title: str
@@ -63,7 +63,7 @@ class Format(NamedTuple):
 
 
 def seal(kind: Format, body: Any) -> bytes:
-    """The file's bytes; the body is anything msgspec encodes."""
+    """Encode a sealed file; the body is any value msgspec encodes."""
     encoded = msgspec.msgpack.encode(body)
     if len(encoded) > MAX_SEALED_BYTES:
         raise InvalidError(f"a {kind.title} of {len(encoded)} bytes is above the limit of {MAX_SEALED_BYTES}")
@@ -73,7 +73,7 @@ def seal(kind: Format, body: Any) -> bytes:
 
 
 def unseal(kind: Format, sealed: bytes | pa.Buffer, body_type: type[Body], *, name: str) -> Body:
-    """The body, after every check the bytes allow; `CorruptError` naming the file otherwise."""
+    """Decode the body after all checks; raises `CorruptError` naming the file."""
     view = memoryview(sealed).cast("B")
     if len(view) < SEAL_OVERHEAD:
         raise damaged(
@@ -110,7 +110,7 @@ def damaged(kind: Format, name: str, why: str, position: int | None) -> CorruptE
 
 
 def padding(length: int) -> int:
-    """How many bytes are missing to the next multiple of 64."""
+    """The number of padding bytes to the next multiple of 64."""
     return -length % ALIGNMENT
 
 
@@ -118,7 +118,7 @@ def padding(length: int) -> int:
 
 
 def escape(component: str) -> str:
-    """One path component from any text; different texts give different components."""
+    """Escape any text to one path component; different texts give different components."""
     if not component:
         raise InvalidError(
             "a task id or store name has an empty part; use names without leading or double slashes"
@@ -128,7 +128,7 @@ def escape(component: str) -> str:
 
 
 def task_prefix(task: str) -> str:
-    """Where the task's objects live, without a last slash."""
+    """The prefix of the task's objects, without a last slash."""
     return "/".join(map(escape, task.split("/")))
 
 
@@ -137,7 +137,7 @@ def pack_name(task: str, store: str, segment: int, unique: str) -> str:
 
 
 def segment_of_pack(name: str, task: str, store: str) -> int | None:
-    """The time segment of a pack; None when it is not of this task and store."""
+    """The time segment in a pack's name; None when the pack is not of this task and store."""
     prefix = f"{task_prefix(task)}/packs/{escape(store)}/"
     return int(name[len(prefix) :].rpartition("-")[0]) if name.startswith(prefix) else None
 
@@ -147,7 +147,7 @@ def manifest_name(task: str, number: int, unique: str) -> str:
 
 
 def belongs_to(task: str, name: str) -> bool:
-    """Whether the object is exactly this task's: those of a task whose id only starts the same are not."""
+    """Whether the object belongs to exactly this task, not to one whose id has the same prefix."""
     prefix = task_prefix(task) + "/"
     if not name.startswith(prefix):
         return False
@@ -167,7 +167,7 @@ PUBLISHED = Format(b"TG-PUBL\n", "published object", 1, "restore it from a copy"
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is published under a name, and which publishing of it this is."""
+    """The data published under a name, with its name and nonce."""
 
     name: str
     nonce: str

@@ -6,8 +6,8 @@
 A key is at least 32 random bytes, as hex or base64 (`openssl rand -hex 32`). The first key signs; all of them verify,
 so that a key can be replaced while state that the previous one signed is still read.
 
-The backend wraps the folder and the object store; nothing above knows of it. With a key, a stored file begins with
-64 bytes (numbers are little-endian), and what the layers above wrote follows:
+The backend wraps the folder and the object store, transparently for all other layers. With a key, a stored file begins
+with 64 bytes (numbers are little-endian), followed by the object's bytes:
 
     0  8 bytes  "TG-SIGN\\n"       16  8 bytes  id of the key
     8  u16      version, 1         24  8 bytes  zero
@@ -16,17 +16,17 @@ The backend wraps the folder and the object store; nothing above knows of it. Wi
 of a published object inside its envelope (`sealed`). The MAC covers the version, the backend's identity, the
 object's name and all bytes after the 64: a sound object under another name, or of another state, does not verify.
 
-K1  a key is never in an error, a log or a representation. What names a key is its id: 16 hex digits of a MAC that it
-    makes, from which nothing of the key can be computed.
+K1  a key is never in an error, a log or a representation. A key is named by its id: 16 hex digits of a MAC computed
+    with it, which reveal nothing of the key.
 S1  with a key, nothing that does not verify is returned: `SignatureError` names the object and the command.
 S2  without a key, signed objects are read without being verified, by backends that only read. One that may write
     refuses them: it would leave unsigned objects among them.
-S3  `resign` replaces one object after the other, each whole: killed anywhere, it can be run again.
+S3  `resign` replaces one object after the other atomically: after a crash it can be run again.
 
-What it does not see: an older object under the same name, objects that are gone (both are older states of the whole),
-and changes of a mapped file after it was verified.
+Not detected: an older object under the same name, missing objects (both are older states of the whole), and changes of
+a mapped file after it was verified.
 
-Thread rule: keys are values; the backend is as the one inside.
+Thread rule: keys are values; the backend has the thread rule of the wrapped one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StateKeys:
 
     @cached_property
     def by_id(self) -> dict[str, bytes]:
-        """Every key under its id, the one that signs first."""
+        """The keys by id, the signing key first."""
         return {hmac.digest(key, _ID_OF, hashlib.sha256).hex()[:16]: key for key in self.keys}
 
     @property
@@ -99,7 +99,7 @@ class StateKeys:
 
 
 def state_keys(environment: Mapping[str, str] | None = None) -> StateKeys | None:
-    """The keys that the environment names; None when it names none, `InvalidError` when one is no good."""
+    """Read the keys from the environment; None without any, `InvalidError` for an invalid one."""
     environment = os.environ if environment is None else environment
     given, file = environment.get(KEY_VARIABLE, ""), environment.get(FILE_VARIABLE, "")
     if given and file:
@@ -138,7 +138,7 @@ def _content(path: Path) -> str:
 
 
 def _key(written: str, number: int, source: str) -> bytes:
-    """One key as bytes; its text is not in any error (K1)."""
+    """Decode one key; its text is in no error (K1)."""
     try:
         if _HEX.fullmatch(written):
             key = bytes.fromhex(written)
@@ -167,7 +167,7 @@ HEAD_BYTES: Final = _HEAD.size  # a multiple of the alignment, so what follows i
 
 
 class SignedBackend:
-    """The backend inside, with signatures. `where` is its address as messages show it."""
+    """Wraps a backend with signatures. `where` is its address as messages show it."""
 
     def __init__(
         self, inside: Stored, keys: StateKeys | None, *, where: str, read_only: bool = False
@@ -229,7 +229,7 @@ class SignedBackend:
     # -- signatures ------------------------------------------------------------------------------
 
     def signed(self, name: str, parts: Sequence[Part]) -> Sequence[Part]:
-        """The parts with their head in front; as they are where there is no key."""
+        """The parts with the signature header; unchanged without a key."""
         if self.keys is None:
             return parts
         key_id = self.keys.id
@@ -244,7 +244,7 @@ class SignedBackend:
         return _HEAD.pack(MAGIC, VERSION, bytes(6), bytes.fromhex(key_id), bytes(8), mac.digest())
 
     def opened(self, name: str, stored: pa.Buffer) -> pa.Buffer:
-        """What was put under the name, verified where there is a key (S1, S2)."""
+        """The object's bytes without its header, verified where there is a key (S1, S2)."""
         key_id = signed_by(stored)
         if self.keys is None:
             if key_id is not None and not self._read_only:
@@ -261,7 +261,7 @@ class SignedBackend:
 
 
 def signed_by(stored: pa.Buffer) -> str | None:
-    """The id of the key a stored object says it was signed with; None when it is not signed."""
+    """The id of the key in a stored object's header; None when it is not signed."""
     if stored.size < HEAD_BYTES or stored.slice(0, len(MAGIC)).to_pybytes() != MAGIC:
         return None
     return bytes(memoryview(stored)[16:24]).hex()
@@ -311,7 +311,7 @@ def unkeyed(where: str, name: str) -> InvalidError:
 
 @dataclass(slots=True)
 class SigningReport:
-    """What `resign` did, or would do: objects and bytes that changed, objects that were right, what was refused."""
+    """The result of `resign` (or of a dry run): objects and bytes changed, objects already right, objects refused."""
 
     changed: int = 0
     changed_bytes: int = 0
@@ -320,7 +320,7 @@ class SigningReport:
 
 
 def resign(backend: StorageBackend, *, dry_run: bool = False) -> SigningReport:
-    """Sign every object with the first key of this process; without a key, take all signatures off.
+    """Sign every object with the first key of this process; without a key, remove all signatures.
 
     Objects that are not signed are trusted as they are. Those whose signature does not verify, and damaged ones, are
     reported and left as they are. Without a key nothing can be verified.

@@ -1,4 +1,4 @@
-"""Compaction: neighbouring runs of one bucket become one tier, by the merge kind of the store.
+"""Compaction: merge adjacent runs of one bucket into one tier, by the merge kind of the store.
 
 Which runs to merge is a pure choice by size. Runs are taken in order, oldest first; the pieces of one big merge share
 an order and form one *tier*. A window of neighbours is worth merging when each member is at most `ratio` times all
@@ -16,11 +16,11 @@ M2  a merge that includes the oldest run of the bucket drops tombstones: nothing
 M3  `append` keeps the charge of its inputs; `last` and `fold` give back what merging made unreachable.
 M4  publish, then retire the inputs' packs and drop their hot copies; lost, the outputs are dropped instead (INV-7,
     INV-9).
-M5  a merge that rests between its strips gives back permit and lock meanwhile, and continues only if the bucket is
-    as it was. What it stored before a checkpoint is not named by that one; it is published only while no master can
-    take it for garbage.
-M6  where one key alone is more than working memory can merge, it is left in pieces: only tiers small enough are
-    merged, so pieces are few and each is large. Reading that key is then refused, or needs more memory.
+M5  a merge that rests between its strips releases permit and lock meanwhile, and continues only if the bucket is
+    unchanged. A checkpoint made meanwhile does not name the strips stored so far; they are published only while no
+    master can have collected them as garbage.
+M6  a key too large to merge in working memory stays in pieces: only tiers small enough are merged, so there are few
+    large pieces. Reading that key is then refused, or needs more memory.
 
 A generator: phases `captured`, `merged` (one for each strip) or `resting`, `placed`; see `operations`.
 """
@@ -54,7 +54,7 @@ ROOMY_BYTES = 2 << 20  # runs of this size on average are few for what they hold
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Runs of one order: what one append or one merge left in the bucket."""
+    """The runs of one order, which one append or one merge produced."""
 
     runs: tuple[RunEntry, ...]
     nbytes: int
@@ -95,7 +95,7 @@ def choose_window(
 
 
 def hot_window(tiers: Sequence[Tier]) -> tuple[int, int] | None:
-    """The longest stretch of neighbours in memory, at least two, the younger one of equals."""
+    """The longest range of adjacent tiers in memory, at least two; of equal ones the younger."""
     best: tuple[int, int] | None = None
     first = 0
     for position in range(len(tiers) + 1):
@@ -191,10 +191,10 @@ def compact(
     whole: bool = False,
     rest_bytes: int | None = None,
 ) -> Operation[bool]:
-    """Merge what is worth merging in the bucket; whether something was published.
+    """Merge the runs of the bucket where it pays; returns whether something was published.
 
-    `whole` merges every run that is in memory next to another one, whatever the sizes. With `rest_bytes` the merge
-    rests after every so many bytes (M5); it pays for buckets that nobody writes to any more.
+    `whole` merges all adjacent runs in memory, regardless of size. With `rest_bytes` the merge rests after that many
+    bytes (M5), which suits buckets that are no longer written.
     """
     choose: Choice = hot_window if whole else _by_size(parts, store.spec.merge)
     index = store.state.index
@@ -255,7 +255,7 @@ def _by_size(parts: StorageParts, merge: Merge) -> Choice:
 
 
 def _fits(parts: StorageParts, task: TaskStorage, store: AttachedStore, tiers: Sequence[Tier]) -> bool:
-    """Whether no strip of the tiers takes more than there is to merge it in (M6)."""
+    """Whether every strip of the tiers fits into working memory (M6)."""
     inputs = [run for tier in tiers for run in tier.runs]
     weight, most = sum(run.nbytes for run in inputs), parts.scratch.working_bytes
     if (COPIES + SORT_BYTES) * weight <= most:  # values of a byte each would take that
@@ -265,13 +265,13 @@ def _fits(parts: StorageParts, task: TaskStorage, store: AttachedStore, tiers: S
 
 
 def _strip_count(parts: StorageParts, weight: int, rest_bytes: int | None) -> int:
-    """Into how many strips so many bytes are cut to be merged."""
+    """The number of strips for a merge of `weight` bytes."""
     most = min(parts.config.max_batch_bytes, parts.scratch.working_bytes // (2 * COPIES))
     return -(-weight // max(1, most if rest_bytes is None else min(most, rest_bytes)))
 
 
 class _Claim:
-    """A permit and a bucket, taken and released together."""
+    """A scratch permit and a bucket lock, taken and released together."""
 
     def __init__(self, parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int) -> None:
         self.index = store.state.index
@@ -279,7 +279,7 @@ class _Claim:
         self._held = ExitStack()
 
     def take(self) -> Operation[bool]:
-        """Wait for a permit; False when somebody else has the bucket."""
+        """Wait for a permit; False when the bucket is locked."""
         while (permit := self._parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
             yield WAITING
         self._held.callback(permit.close)
@@ -295,21 +295,21 @@ class _Claim:
 
 
 class _Pause(NamedTuple):
-    """How much to merge at a time, and what to do in between: False when the merge has lost its bucket."""
+    """The bytes to merge at a time, and the callback between strips, which returns False if the bucket changed."""
 
     strip_bytes: int
     rest: Callable[[], Operation[bool]]
 
 
 class _Merged(NamedTuple):
-    """The output of a merge, and when the first of it was stored, if it was."""
+    """The output of a merge, and when its first part was stored, if any was."""
 
     runs: list[RunEntry]
     stored_ms: int | None
 
 
 def _rest(claim: _Claim, found: Bucket) -> Operation[bool]:
-    """Keep nobody from the bucket for a while; whether it is still as it was found (M5)."""
+    """Release the bucket for a while; returns whether it is unchanged (M5)."""
     claim.release()
     yield RESTING
     if not (yield from claim.take()):
@@ -320,7 +320,7 @@ def _rest(claim: _Claim, found: Bucket) -> Operation[bool]:
 
 
 def _is_fresh(parts: StorageParts, stored_ms: int | None) -> bool:
-    """Whether a master cannot have taken for garbage what was stored first, or could before it is named (M5)."""
+    """Whether a master cannot collect the first stored part before a checkpoint names it (M5)."""
     config = parts.config
     return config.deletes or stored_ms is None or 2 * parts.ms_since(stored_ms) < config.garbage_grace_ms
 
@@ -369,7 +369,7 @@ def _merge(
         if number and pause is not None and not (yield from pause.rest()):
             return None
         if merge_bytes(strip) > parts.scratch.working_bytes:
-            return None  # one key has more than can be merged (M6)
+            return None  # one key is too large to merge (M6)
         with parts.scratch.hold(merge_bytes(strip), lambda: f"compaction of store {spec.name}"):
             merged = merge_runs(
                 spec, strip, max_rows=config.max_run_rows, drop_tombstones=drop_tombstones, join=True
@@ -391,7 +391,7 @@ def _merge(
 
 
 def shared_charge(merge: Merge, total: int, sizes: Sequence[int]) -> list[int]:
-    """What each output of a merge holds of the backlog: all of `total` for `append`, else what it weighs (M3)."""
+    """Each output's share of the backlog: together `total` for `append`, else its size (M3)."""
     weight = sum(sizes)
     if not weight:
         return [0 for _ in sizes]

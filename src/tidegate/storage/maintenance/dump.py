@@ -1,38 +1,38 @@
-"""Change where runs lie, never what they hold: dump, evict keys, rehydrate, repack; and relieve memory by doing so.
+"""Move runs between memory and packs without changing them: dump, evict keys, rehydrate, repack, relieve.
 
 Dump: runs that are only in memory get a stored copy, one pack for each time segment of each store; with `evict`,
-their hot copies are dropped. What has a stored copy already is not written again.
+their hot copies are dropped. Runs with a stored copy are not written again.
 
 D1  put → publish (compare-and-swap, bucket by bucket) → drop hot copies or retire old places. A bucket that is busy or
-    changed keeps its runs as they were, and its slots in the new pack are given up (INV-7).
-D2  an error in a put publishes nothing, and retires whatever was written; the packs of a round are put together.
-D3  each new pack is counted as used and pinned until the last bucket is settled, so that nobody retires it
-    while runs of it are about to go live.
+    changed keeps its runs, and its slots in the new pack are abandoned (INV-7).
+D2  an error in a put publishes nothing and retires everything written; the packs of a round are put together.
+D3  each new pack is counted as used and pinned until the last bucket is done, so that it is not retired before its
+    runs are published.
 
 Evict keys: every hot row of the chosen keys, of all stores and buckets, and their state blobs leave memory together.
 Blobs are flushed into the task's state store first; runs that hold one of the keys and have no stored copy are
 written whole, and each hot copy is replaced by one without the keys, or dropped.
 
 E1  a key's blob leaves memory only when all its rows are stored and every bucket was published (INV-20). A key
-    with a bucket that was busy or changed meanwhile keeps its blob and is tried again by the next round.
-E2  keys in use are never chosen; one that came into use since then keeps its blob.
-E3  stored runs are never rewritten, and the backlog does not move (INV-14).
+    with a bucket that was busy or changed meanwhile keeps its blob and is tried again in the next round.
+E2  keys in use are never chosen; a key that came into use later keeps its blob.
+E3  stored runs are never rewritten, and the backlog does not change (INV-14).
 
-Rehydrate: runs that are only stored get hot copies in BaseRuns; the stored copies stay. Nothing happens when the
-bucket is in memory already, or when there is no room for it: it never causes an eviction.
+Rehydrate: runs that are only stored get hot copies in BaseRuns; the stored copies stay. It does nothing if the bucket
+is in memory already or there is no room: it never causes an eviction.
 
-Repack: the live runs of a pack with less than `repack_live_permille` of its bytes live move to a new pack. Pruning
-and compaction take runs out of use one by one, and a pack is deleted only when none is left.
+Repack: the live runs of a pack move to a new pack when less than `repack_live_permille` of its bytes are live. Pruning
+and compaction remove runs one by one, and a pack is deleted only when no live run is left.
 
-K2  content, hot memory and backlog do not move (INV-4, INV-14).
-K3  a checkpoint that names an old pack holds it until it is released. Packs are rewritten all the same: each checkpoint
-    of a task names every live pack, so waiting for one that no checkpoint names would never end.
+K2  content, hot memory and backlog do not change (INV-4, INV-14).
+K3  a checkpoint that names an old pack holds it until it is released. Packs are still rewritten: each checkpoint of a
+    task names every live pack, so there is never a live pack without one.
 
-Relieve: a task above a soft max gives memory back until it is at its low watermark. First base runs that are stored
-too are dropped, then the coldest keys (`key_lru`) are evicted. The writer asks before it takes rows in
-(`incoming_bytes`), and so do the compaction tick and the pool at the worker total (`floors`).
+Relieve: a task above a soft max frees memory down to its low watermark. First base runs that are also stored are
+dropped, then the coldest keys (`key_lru`) are evicted. Called by the writer before it accepts rows (`incoming_bytes`),
+by the compaction tick, and by the pool at the worker total (`floors`).
 
-P1  nothing is done at exactly the soft max, or below.
+P1  nothing is freed at or below the soft max.
 P2  a round that frees nothing ends the relief: the writer continues (the limit is soft) and the shortfall is counted.
 
 All of these are generators (see `operations`).
@@ -73,7 +73,7 @@ def dump(
     evict: bool,
     wait: bool = False,
 ) -> Operation[int]:
-    """Store the buckets' runs; how many buckets were published. Busy buckets are passed over unless `wait`."""
+    """Store the buckets' runs; returns how many buckets were published. Busy buckets are skipped unless `wait`."""
     with ExitStack() as held:
         undo = held.enter_context(undoing())
         while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
@@ -112,7 +112,7 @@ def store_runs(
     undo: Undo,
     held: ExitStack,
 ) -> Operation[Places]:
-    """Write those of these runs that have no stored copy, a pack for each time segment of a store, pinned (D3)."""
+    """Write the runs without a stored copy, one pinned pack per time segment of a store (D3)."""
     specs: dict[str, StoreSpec] = {}
     segments: dict[tuple[str, int], list[tuple[RunEntry, Run]]] = {}
     for store, run in runs:
@@ -126,7 +126,7 @@ def store_runs(
     for members, refs in zip(segments.values(), stored, strict=True):
         for (entry, _), ref in zip(members, refs, strict=True):
             places[id(entry)] = ref
-        # One undo for each run: those that were published are taken out again.
+        # One undo per run, withdrawn when the run is published.
         for ref in refs:
             undo.push(partial(parts.retire, task, [ref]), name=ref)
         held.callback(parts.pins.pin(task.task, refs).close)
@@ -145,7 +145,7 @@ def publish_places(
     *,
     evict: bool,
 ) -> bool:
-    """Make the new places of one bucket known, and with `evict` let its hot copies go; False when it changed."""
+    """Publish the new places of one bucket, with `evict` dropping its hot copies; False when it changed."""
     pairs = []
     for run in bucket.runs:
         stored = run.stored or places.get(id(run))
@@ -170,7 +170,7 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(slots=True)
 class Evicted:
-    """What an eviction did."""
+    """The result of an eviction."""
 
     keys: int = 0
     freed_bytes: int = 0  # of rows
@@ -179,7 +179,7 @@ class Evicted:
 
 
 class Chosen(NamedTuple):
-    """A run that holds chosen keys in memory, and on which lines of the hot copy's directory."""
+    """A run with chosen keys in memory, and their lines in the hot copy's directory."""
 
     entry: RunEntry
     hot: HotCopy
@@ -191,7 +191,7 @@ class Chosen(NamedTuple):
 
 
 def evict_keys(parts: StorageParts, task: TaskStorage, hashes: Hashes) -> Operation[Evicted]:
-    """Move everything the keys (ascending hashes) have in memory to the backend."""
+    """Move all rows and blobs of the keys (ascending hashes) from memory to the backend."""
     for cache in parts.states.of(task.task):
         cache.flush_hashes(hashes)
     yield "flushed"
@@ -213,7 +213,7 @@ def evict_keys(parts: StorageParts, task: TaskStorage, hashes: Hashes) -> Operat
 def _evict_store(
     parts: StorageParts, task: TaskStorage, store: AttachedStore, hashes: Hashes
 ) -> Operation[tuple[int, list[Hashes]]]:
-    """The bytes freed in one store, and the keys of buckets that could not be published."""
+    """Evict the keys in one store; returns the bytes freed, and the keys of buckets that could not be published."""
     index, missed, freed = store.state.index, [], 0
     with ExitStack() as held:
         undo = held.enter_context(undoing())
@@ -261,7 +261,7 @@ def _publish(
     hashes: Hashes,
     undo: Undo,
 ) -> int | None:
-    """Take the keys out of one bucket's hot copies; the bytes freed, None when the bucket changed meanwhile."""
+    """Remove the keys from one bucket's hot copies; returns the bytes freed, None when the bucket changed."""
     pairs: list[tuple[RunEntry, RunEntry]] = []
     for each in chosen:
         rest = select_keys(each.hot.run, hashes, keep=False)
@@ -306,7 +306,7 @@ def common_lines(run: Run, hashes: Hashes) -> Int64s:
     known = run.hashes
     if not len(known) or not len(hashes):
         return np.empty(0, np.int64)
-    if len(known) * 16 < len(hashes):  # a few in many: look them up; else walk both once
+    if len(known) * 16 < len(hashes):  # few against many: look them up; else merge-walk both
         at = np.minimum(np.searchsorted(hashes, known), len(hashes) - 1)
         return np.flatnonzero(hashes[at] == known)
     lines, starts = np.empty(len(known), np.int32), np.empty(len(known) + 1, np.int32)
@@ -318,7 +318,7 @@ def common_lines(run: Run, hashes: Hashes) -> Int64s:
 
 
 def rehydrate(parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int) -> Operation[bool]:
-    """Bring every run of the bucket into memory, whole; whether anything was published."""
+    """Load every run of the bucket into memory; returns whether anything was published."""
     index = store.state.index
     with ExitStack() as held:
         while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
@@ -358,7 +358,7 @@ def rehydrate(parts: StorageParts, task: TaskStorage, store: AttachedStore, buck
 
 
 def measure(parts: StorageParts, task: TaskStorage) -> Operation[None]:
-    """Learn from a listing what of restored packs is dead: manifests name live runs only."""
+    """List the sizes of restored packs, to compute their dead bytes: manifests name only live runs."""
     if not task.is_measured:
         listed = parts.backend.list(f"{task_prefix(task.task)}/packs")
         parts.use.measure(task.task, {each.name: each.size for each in listed})
@@ -367,7 +367,7 @@ def measure(parts: StorageParts, task: TaskStorage) -> Operation[None]:
 
 
 def sparse_segments(parts: StorageParts, task: TaskStorage, store: AttachedStore) -> dict[int, set[str]]:
-    """The store's packs that are worth rewriting, by time segment; segments still being written are left alone."""
+    """The store's packs to rewrite, by time segment; segments still being written are skipped."""
     newest = store.state.index.newest_buckets(store.hot_buckets)
     found: dict[int, set[str]] = {}
     for pack in parts.use.sparse(task.task, parts.config.repack_live_permille):
@@ -380,7 +380,7 @@ def sparse_segments(parts: StorageParts, task: TaskStorage, store: AttachedStore
 def repack(
     parts: StorageParts, task: TaskStorage, store: AttachedStore, segment: int, packs: Collection[str]
 ) -> Operation[int]:
-    """Move the live runs of these packs of one time segment; how many runs have moved."""
+    """Move the live runs of these packs of one time segment; returns how many moved."""
     index, spec = store.state.index, store.spec
     with ExitStack() as held:
         undo = held.enter_context(undoing())
@@ -427,7 +427,7 @@ def _publish_moved(
     places: dict[int, StoredRef],
     undo: Undo,
 ) -> int:
-    """Make the new places of one bucket's runs known; how many runs that are, none when it changed."""
+    """Publish the new places of one bucket's runs; returns how many, 0 when it changed."""
     pairs = [(run, replace(run, stored=places[id(run)])) for run in bucket.runs if id(run) in places]
     index = store.state.index
     if not index.set_places(bucket.start, bucket.data_version, bucket.layout_version, pairs):
@@ -467,13 +467,13 @@ ROWS = (Tenant.WRITE_BUFFER, Tenant.BASE_RUNS)
 
 @dataclass(slots=True)
 class Relief:
-    """What a relief did."""
+    """The result of a relief."""
 
     needed_bytes: int = 0
     freed_bytes: int = 0
     keys: int = 0
     rounds: int = 0
-    short_bytes: int = 0  # what is still above the target
+    short_bytes: int = 0  # bytes still above the target
 
 
 def relieve(
@@ -491,7 +491,7 @@ def relieve(
         return result
     exact = floors is not None
     if floors is None:
-        # The target is fixed now: below the soft max a second look would say that nothing is needed.
+        # Fix the target now: once below the soft max, a second look would compute no need.
         floors = {tenant: parts.pool.used(task.task, tenant) - need for tenant, need in needs.items() if need}
     while result.rounds < MAX_ROUNDS:
         needs = _needs(parts, task, floors)
@@ -522,10 +522,10 @@ def relieve(
 def _coldest(task: TaskStorage, rows: int, *, exact: bool) -> Hashes:
     """The keys to evict for `rows` bytes.
 
-    Where it takes very many keys, twice the need: the work lies in looking at every run and copying what stays,
-    not in the keys that go, so deeper and fewer cuts cost half as much. Otherwise an eighth more, because a key's
-    bytes are an estimate and a second round would look at every run again. Never more for `exact` needs: there
-    somebody's reserve is near.
+    For very many keys twice the need is chosen: the cost is in visiting every run and copying the remaining rows, not
+    in the evicted keys, so fewer, larger evictions cost half as much. Otherwise an eighth more, because a key's bytes
+    are an estimate and a second round would visit every run again. For `exact` needs never more, because a reserve is
+    near.
     """
     if rows <= 0:
         return NO_HASHES
@@ -550,7 +550,7 @@ def _hot_copies(task: TaskStorage) -> Iterator[HotCopy]:
 def _needs(
     parts: StorageParts, task: TaskStorage, floors: Mapping[Tenant, int] | None, incoming_bytes: int = 0
 ) -> dict[Tenant, int]:
-    """Bytes each tenant is to give back."""
+    """The bytes to free per tenant."""
     if floors is None:
         incoming = {Tenant.WRITE_BUFFER: incoming_bytes}
         return {

@@ -1,14 +1,14 @@
 """Maintenance operations are generators: each step does one phase and yields its name.
 
-A driver decides how fast: `run_through` to the end, `Budgeted` until a deadline and on at the next call, a
-seeded scheduler in tests in any interleaving. Closing a generator early is always safe: whatever it made and
-did not publish is given back by its `finally` clauses, so there is nothing half done to find later.
+The driver sets the pace: `run_through` runs to the end, `Budgeted` until a deadline and continues at the next call, a
+seeded scheduler in tests in any interleaving. Closing a generator early is always safe: its `finally` clauses release
+whatever it made and did not publish.
 
-`BucketLocks` keeps two operations off one bucket. Taking a lock never blocks: an operation that finds its
-bucket busy gives way, and a checkpoint yields and tries again.
+`BucketLocks` admits one operation per bucket. Locking never blocks: an operation that finds its bucket busy gives up,
+and a checkpoint yields and tries again.
 
-The order is always: scratch permit, then bucket. Whoever has a bucket waits for nothing any more, so those who
-wait for it with a permit in hand (checkpoints) see it come free: no circle.
+The lock order is scratch permit, then bucket. The holder of a bucket lock never waits, so an operation that waits for
+the bucket with a permit (a checkpoint) always gets it: there is no deadlock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESTING = "resting"  # yielded where nothing is held that others wait for: the d
 
 
 def run_through(operation: Operation[Result], clock: Clock, *, timeout_ms: int) -> Result:
-    """Drive to the end. Waits of the operation for others are bounded by `timeout_ms` each."""
+    """Run the operation to its end and return its result. Each of its waits is bounded by `timeout_ms`."""
     waited_since: int | None = None
     try:
         while True:
@@ -60,7 +60,7 @@ class BucketLocks:
         self._held: set[tuple[str, str, int]] = set()
 
     def try_lock(self, task: str, store: str, bucket: int) -> Callable[[], None] | None:
-        """A function that unlocks, or None when somebody else is at work there."""
+        """Return the unlock function, or None when the bucket is locked."""
         name = (task, store, bucket)
         with self._guard:
             if name in self._held:
@@ -74,27 +74,27 @@ class BucketLocks:
         return unlock
 
     def held(self, task: str | None = None) -> int:
-        """How many buckets are being worked on (of one task)."""
+        """The number of locked buckets (of one task)."""
         with self._guard:
             return sum(1 for name in self._held if task is None or name[0] == task)
 
 
 class Undo:
-    """Actions that run when an operation ends without having published: newest first, each once."""
+    """Rollback actions of an operation that ends without having published: newest first, each once."""
 
     def __init__(self) -> None:
         self._actions: dict[Hashable, Callable[[], object]] = {}
 
     def push(self, action: Callable[[], object], name: Hashable = None) -> None:
-        """Undo with `action`, unless it is withdrawn under its name before."""
+        """Add a rollback action, which can be withdrawn by its name."""
         self._actions[object() if name is None else name] = action
 
     def withdraw(self, name: Hashable) -> None:
-        """This one was published: it is not to be undone."""
+        """Remove the action of something that was published."""
         del self._actions[name]
 
     def forget(self) -> None:
-        """Everything was published: nothing is to be undone."""
+        """Remove all actions, because everything was published."""
         self._actions.clear()
 
     def run(self) -> None:
@@ -105,7 +105,7 @@ class Undo:
 
 @contextmanager
 def undoing() -> Iterator[Undo]:
-    """Undo on every way out that did not call `forget`."""
+    """Run the rollback actions at the end of the block, unless `forget` was called."""
     undo = Undo()
     try:
         yield undo

@@ -1,4 +1,4 @@
-"""When a pack may be deleted: it has no live run, no reader pins it, and no checkpoint holds it.
+"""Deletion of packs: a pack may go when it has no live run, no reader pins it, and no checkpoint holds it.
 
 `PackUse` counts the runs of each pack that live metadata names. A pack without any is *retired*: put in the queue,
 where it waits until no lease pins it and no retained or unfinished checkpoint holds it. Only then `delete_once`
@@ -7,15 +7,15 @@ removes it.
 R1  a pack is not deleted while live, pinned, or held by a retained or unfinished checkpoint (INV-10).
 R2  retiring is idempotent; a pack leaves the queue only by a delete that succeeded or by `clear`.
 R3  a failed delete is tried again later, each time after a longer pause.
-R4  without `deletes` nothing is ever queued: a master deletes, who knows what other processes need.
-I1  a pack is pinned while an open lease names it; opening, closing and asking are one step each under one lock.
-I2  a lease unpins exactly once, however often and on whatever thread it is closed (INV-13).
-I3  after `clear(task)` old leases of the task count for nothing, and closing them disturbs nothing.
-U1  live runs = adds − removes; a run that goes out of use twice raises, and changes nothing.
+R4  without `deletes` nothing is ever queued: a master deletes, because it knows the needs of other processes.
+I1  a pack is pinned while an open lease names it; opening, closing and querying are atomic under one lock.
+I2  a lease unpins exactly once, however often and on whichever thread it is closed (INV-13).
+I3  after `clear(task)` old leases of the task do not count, and closing them has no effect.
+U1  live runs = adds − removes; removing a run twice raises and changes nothing.
 
-A pack's size is the most that was ever known to be in it; after a restore, what the retained checkpoints name of it,
-and more when its file is larger than that can be (`measure`). The queue is lost with the process; packs left behind
-are found by garbage collection. Safe from any thread; no lock is held while the backend deletes.
+A pack's size is the maximum known content; after a restore, the runs that retained checkpoints name, or more if its
+file is larger than those can explain (`measure`). The queue is lost with the process; garbage collection finds packs
+left behind. Safe from any thread; no lock is held while the backend deletes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidegate.storage.index import StoredRef
 
 
 class Lease:
-    """Packs held in place; close it once, by hand or with `with`."""
+    """Pinned packs; close it once, by hand or with `with`."""
 
     __slots__ = ("_open", "_pins", "packs")
 
@@ -46,7 +46,7 @@ class Lease:
         self._open = leases
 
     def close(self) -> None:
-        """Unpin the packs; closing again does nothing."""
+        """Unpin the packs; idempotent."""
         self._pins._unpin(self)
 
     def __enter__(self) -> Lease:
@@ -59,14 +59,14 @@ class Lease:
 
 
 class BatchPins:
-    """The pins of one worker, by task: the leases that are open."""
+    """The open leases of one worker, by task."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tasks: dict[str, set[Lease]] = {}  # replaced by `clear`: old leases reach the old set only
 
     def pin(self, task: str, refs: Iterable[StoredRef | str]) -> Lease:
-        """Hold the packs of these runs (or the packs so named) until the lease is closed."""
+        """Pin the packs of these runs (or packs by name) until the lease is closed."""
         packs = frozenset([ref if isinstance(ref, str) else ref.pack for ref in refs])
         with self._lock:
             leases = self._tasks.get(task)
@@ -77,18 +77,18 @@ class BatchPins:
             return lease
 
     def pinned(self, task: str) -> frozenset[str]:
-        """Every pack of the task that somebody holds now."""
+        """Every pinned pack of the task."""
         with self._lock:
             return frozenset().union(*(lease.packs for lease in self._tasks.get(task, ())))
 
     def open_leases(self, task: str | None = None) -> int:
-        """Leases not closed yet, of one task or of all: at the end of the work, a leak."""
+        """The number of open leases, of one task or of all; at the end of the work, a leak."""
         with self._lock:
             chosen = self._tasks.values() if task is None else filter(None, [self._tasks.get(task)])
             return sum(len(leases) for leases in chosen)
 
     def clear(self, task: str) -> None:
-        """Forget the task's pins: it is restored, or leaves the worker."""
+        """Drop the task's pins, because it is restored or leaves the worker."""
         with self._lock:
             self._tasks.pop(task, None)
 
@@ -112,14 +112,14 @@ class _Use:
 
 
 class PackUse:
-    """The packs of all tasks of a worker, and what of them is live."""
+    """The packs of all tasks of a worker, and their live runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tasks: dict[str, dict[str, _Use]] = {}
 
     def add(self, task: str, refs: Iterable[StoredRef]) -> None:
-        """These runs are live now."""
+        """Count these runs as live."""
         with self._lock:
             packs = self._tasks.setdefault(task, {})
             for ref in refs:
@@ -129,7 +129,7 @@ class PackUse:
                 use.total_bytes = max(use.total_bytes, use.live_bytes)
 
     def remove(self, task: str, refs: Iterable[StoredRef]) -> list[str]:
-        """These runs are live no more; the packs that are dead by that, which are to be retired."""
+        """Remove these runs from the live counts; returns the packs without live runs, to be retired."""
         refs = list(refs)
         with self._lock:
             packs = self._tasks.get(task, {})
@@ -146,7 +146,7 @@ class PackUse:
             return [pack for pack in dict.fromkeys(ref.pack for ref in refs) if not packs[pack].runs]
 
     def see(self, task: str, refs: Iterable[StoredRef]) -> None:
-        """A checkpoint names these runs, each once: their packs are at least that large."""
+        """Record runs that a checkpoint names, as a lower bound of their packs' sizes."""
         found: Counter[str] = Counter()
         for ref in refs:
             found[ref.pack] += ref.nbytes
@@ -157,7 +157,7 @@ class PackUse:
                 use.total_bytes = max(use.total_bytes, nbytes)
 
     def measure(self, task: str, files: Mapping[str, int]) -> None:
-        """So large are these files: what live runs cannot take of them, head, foot and padding included, is dead."""
+        """Record file sizes: bytes beyond the live runs, head, foot and padding are dead."""
         with self._lock:
             packs = self._tasks.get(task, {})
             for pack, nbytes in files.items():
@@ -166,7 +166,7 @@ class PackUse:
                     use.total_bytes = max(use.total_bytes, nbytes - SLOT_ROOM * (use.runs + 1))
 
     def live(self, task: str, pack: str) -> int:
-        """How many runs of the pack are live."""
+        """The number of live runs of the pack."""
         with self._lock:
             use = self._tasks.get(task, {}).get(pack)
             return 0 if use is None else use.runs
@@ -177,7 +177,7 @@ class PackUse:
             return frozenset(pack for pack, use in self._tasks.get(task, {}).items() if use.runs)
 
     def sparse(self, task: str, permille: int) -> list[str]:
-        """Live packs of whose bytes less than this share is live."""
+        """Live packs whose share of live bytes is below `permille`."""
         with self._lock:
             return [
                 pack
@@ -191,14 +191,14 @@ class PackUse:
             return sum(use.total_bytes - use.live_bytes for use in self._tasks.get(task, {}).values())
 
     def forget(self, task: str, packs: Iterable[str]) -> None:
-        """These dead packs were deleted."""
+        """Drop the records of deleted packs."""
         with self._lock:
             known = self._tasks.get(task, {})
             for pack in packs:
                 known.pop(pack, None)
 
     def forget_dead(self, task: str) -> None:
-        """Forget the task's dead packs: it is restored or leaves, and they are left to garbage collection."""
+        """Drop the records of the task's dead packs, which are left to garbage collection."""
         with self._lock:
             live = {pack: use for pack, use in self._tasks.pop(task, {}).items() if use.runs}
             if live:
@@ -209,13 +209,13 @@ class PackUse:
 
 
 class Deletes(Protocol):
-    """What the queue needs of a backend."""
+    """The backend interface of the queue."""
 
     def delete(self, name: str) -> None: ...
 
 
 class CheckpointHolds:
-    """Which packs each retained (or unfinished) checkpoint of a task needs.
+    """The packs that each retained (or unfinished) checkpoint of a task needs.
 
     A set for each checkpoint, and no count for each pack: few checkpoints are retained, of many packs that are
     mostly the same.
@@ -227,13 +227,13 @@ class CheckpointHolds:
         self._again: Counter[tuple[str, int]] = Counter()  # holders beyond the first
 
     def hold(self, task: str, number: int, packs: Iterable[str]) -> None:
-        """Keep these packs for checkpoint `number`; called again, the packs of both calls."""
+        """Hold these packs for checkpoint `number`, in addition to those of earlier calls."""
         with self._lock:
             held = self._held.setdefault(task, {})
             held[number] = held.get(number, frozenset()).union(packs)
 
     def hold_again(self, task: str, number: int) -> bool:
-        """One more release is to come before the checkpoint is given up; False when it is given up already."""
+        """Add a holder, so that one more release is needed; False when the checkpoint was released already."""
         with self._lock:
             if number not in self._held.get(task, ()):
                 return False
@@ -241,7 +241,7 @@ class CheckpointHolds:
             return True
 
     def release(self, task: str, number: int) -> frozenset[str]:
-        """The checkpoint is given up; the packs that no checkpoint of the task holds any more."""
+        """Release the checkpoint; returns the packs that no checkpoint of the task holds any more."""
         with self._lock:
             if self._again[task, number]:
                 self._again[task, number] -= 1
@@ -265,7 +265,7 @@ class CheckpointHolds:
             return frozenset().union(*self._held.get(task, {}).values())
 
     def clear(self, task: str) -> None:
-        """Forget all holds of a task that leaves the worker; its files are then garbage collection's."""
+        """Drop all holds of a task that leaves the worker; its files are left to garbage collection."""
         with self._lock:
             for number in self._held.pop(task, {}):
                 del self._again[task, number]
@@ -281,14 +281,14 @@ class _Retired:
 
 
 class Deletion(NamedTuple):
-    """What one round of deleting did."""
+    """The result of one round of deletes."""
 
     deleted: tuple[str, ...]
     failed: tuple[str, ...]
 
 
 class Waiting(NamedTuple):
-    """Why retired packs are still there."""
+    """The number of retired packs by what they wait for."""
 
     pinned: int
     held: int
@@ -323,7 +323,7 @@ class BatchRetirementQueue:
         self._tasks: dict[str, dict[str, _Retired]] = {}
 
     def retire(self, task: str, packs: Iterable[str]) -> int:
-        """Queue packs that no live metadata names; how many were not queued already."""
+        """Queue packs without live runs; returns how many were not queued before."""
         if not self._deletes:
             return 0
         with self._lock:
@@ -334,7 +334,7 @@ class BatchRetirementQueue:
             return len(queue) - before
 
     def delete_once(self, task: str, max_packs: int) -> Deletion:
-        """Delete up to so many of the task's packs that nobody needs, oldest first."""
+        """Delete up to `max_packs` of the task's unreferenced packs, oldest first."""
         chosen = self._choose(task, max_packs)
         deleted: set[str] = set()
         failed: set[str] = set()
@@ -349,7 +349,7 @@ class BatchRetirementQueue:
 
         try:
             overlap(delete, chosen, at_most=self._deletes_at_once)
-        finally:  # also when the backend raises what no retry will cure: nothing is forgotten
+        finally:  # also after a permanent error of the backend: no pack is lost from the queue
             self._settle(task, chosen, deleted)
         return Deletion(
             tuple(pack for pack in chosen if pack in deleted),
@@ -362,7 +362,7 @@ class BatchRetirementQueue:
             return list(self._tasks.get(task, ()))
 
     def waiting(self, task: str) -> Waiting:
-        """How many retired packs wait, and for what."""
+        """How many retired packs wait, by reason."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             queue = [(pack, retired.due_ms) for pack, retired in self._tasks.get(task, {}).items()]
@@ -378,7 +378,7 @@ class BatchRetirementQueue:
         return Waiting(**counts)
 
     def clear(self, task: str) -> None:
-        """Forget a task's queue: it is restored, or leaves the worker."""
+        """Drop a task's queue, because it is restored or leaves the worker."""
         with self._lock:
             self._tasks.pop(task, None)
 

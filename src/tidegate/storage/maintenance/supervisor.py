@@ -1,24 +1,22 @@
-"""Who does maintenance and when: in the background for a server, inline with a time budget for a task.
+"""Schedules maintenance: in the background for a server, inline with a time budget for a task.
 
-The work of a task is a pass: compaction of its cold buckets and relief, then storing and evicting cold buckets,
-then bringing back buckets that readers ask for again and again, then moving runs out of packs that are mostly dead,
-then deletion of retired packs. A pass is one generator made of
-the operations' generators, so it can stop after any phase and be resumed later, and closing it leaves nothing half
-done.
+The work of a task is a pass: compact its cold buckets and relieve memory, store and evict cold buckets, rehydrate
+buckets that are read repeatedly, move runs out of packs that are mostly dead, and delete retired packs. A pass is one
+generator built from the operations' generators, so it can stop after any phase and be resumed later, and closing it
+leaves nothing half done.
 
-S1  the newest buckets of a store (`hot_bucket_count`) are left alone: they are still being written. Only when
-    one has very many runs that are small or of the same time is it compacted all the same, because reading it would
-    suffer (`tiers.is_crowded`).
-S2  an error stops the task with its reason: every later call for the task raises it (see `TaskStorage`). A backend
-    that is out of reach harmed nothing: a background job tries again at its next turn, and stops the task only
-    after `UNAVAILABLE_MS` without success; an inline pass raises it to its caller, who may call again.
-S3  `start` twice is one set of jobs; `stop` returns when none of them runs any more.
-S4  an inline pass stops only where it rests or waits: nothing half done, nothing held that others wait for. So a
-    checkpoint need not end it, and work that was begun is not thrown away. What it took beyond its budget, later
-    calls do without.
-S5  runs that are stored are merged when they are many, not when they are two: what was written once is written again.
-S6  a bucket that was brought back stays until relief drops it or new rows come; there is never more of them than the
-    low watermarks allow, so that bringing back is no reason for relief.
+S1  the newest buckets of a store (`hot_bucket_count`) are skipped because they are still being written. One is
+    compacted only if it has so many runs that are small or overlap in time that reads would be slow
+    (`compaction.is_crowded`).
+S2  an error stops the task: every later call for the task raises it (see `TaskStorage`). An unreachable backend does no
+    harm: a background job tries again at its next turn, and stops the task only after `UNAVAILABLE_MS` without success;
+    an inline pass raises the error to its caller, who may call again.
+S3  calling `start` twice creates one set of jobs; `stop` returns when none of them runs.
+S4  an inline pass stops only where it rests or waits, with nothing half done and nothing held that others wait for. So
+    a checkpoint need not end it, and no work is lost. Time beyond its budget is deducted from later calls.
+S5  stored runs are merged only when there are many, because merging writes them again.
+S6  a rehydrated bucket stays until relief drops it or new rows arrive; their memory is limited by the low watermarks,
+    so that rehydration never triggers relief.
 
 Background jobs run on the injected scheduler; no thread is started here.
 """
@@ -67,7 +65,7 @@ class MaintenanceSupervisor:
     # -- in the background -----------------------------------------------------------------------
 
     def start(self, task: TaskStorage) -> None:
-        """Run the task's maintenance in the background until `stop`; fine when it runs already."""
+        """Start the task's background maintenance, until `stop`; idempotent."""
         config = self._parts.config
         if isinstance(task.failure, UnavailableError):
             task.failure = None  # nothing was harmed: data stayed where it was, and the cause may be gone
@@ -92,7 +90,7 @@ class MaintenanceSupervisor:
                 )
 
     def stop(self, task: TaskStorage) -> bool:
-        """End the task's background jobs and its inline pass, at a safe point; whether jobs were running."""
+        """Stop the task's background jobs and its inline pass, at a safe point; returns whether jobs were running."""
         upkeep = self._of(task)
         with self._lock:
             jobs, upkeep.jobs = upkeep.jobs, []
@@ -159,8 +157,8 @@ class MaintenanceSupervisor:
     def maintain(self, task: TaskStorage, budget_ms: int) -> bool:
         """Work on the task's pass for about `budget_ms`; True when the pass is finished.
 
-        The next call continues with the rest, also after a checkpoint (S4). At least one operation is done, however
-        small the budget, unless calls before took more than theirs: then this one does without.
+        The next call continues, also after a checkpoint (S4). At least one operation runs, however small the budget,
+        unless earlier calls exceeded theirs.
         """
         task.check()
         upkeep, clock = self._of(task), self._parts.clock
@@ -188,14 +186,14 @@ class MaintenanceSupervisor:
         return True
 
     def close_inline(self, task: TaskStorage) -> None:
-        """Give up an unfinished inline pass: what it had not published is undone."""
+        """Close an unfinished inline pass and undo what it has not published."""
         upkeep = self._of(task)
         if upkeep.inline is not None:
             upkeep.inline.close()
             upkeep.inline = None
 
     def forget(self, task: TaskStorage) -> None:
-        """The task leaves the worker."""
+        """Drop the task's jobs and pass, because it leaves the worker."""
         self.stop(task)
         with self._lock:
             del self._upkeep[task.task]
@@ -232,7 +230,7 @@ class MaintenanceSupervisor:
                 yield RESTING
 
     def repacking(self, task: TaskStorage) -> Operation[None]:
-        """Move what is live out of packs that are mostly dead."""
+        """Rewrite the live runs of packs that are mostly dead."""
         yield from measure(self._parts, task)
         for store in task.attached():
             for segment, packs in sparse_segments(self._parts, task, store).items():
@@ -240,7 +238,7 @@ class MaintenanceSupervisor:
                 yield RESTING
 
     def deleting(self, task: TaskStorage) -> Operation[None]:
-        """Delete retired packs that nobody needs."""
+        """Delete retired packs without references."""
         parts = self._parts
         deletion = parts.retirement.delete_once(task.task, parts.config.delete_budget)
         for pack in deletion.deleted:
@@ -250,7 +248,7 @@ class MaintenanceSupervisor:
         yield "deleted"
 
     def reclaiming(self, task: TaskStorage) -> Operation[None]:
-        """Give back what the backend holds for nobody: repack, then delete."""
+        """Free unused bytes on the backend: repack, then delete."""
         yield from self.repacking(task)
         yield from self.deleting(task)
 

@@ -1,8 +1,8 @@
-"""What the process does with memory that a batch gave back: keep some of it for the next one.
+"""Malloc settings that keep memory freed by one batch for the next one.
 
-A batch makes and drops columns of some megabytes each. Left alone, the C library hands such memory back to the
-operating system when a batch ends, and the next batch gets it again page by page, each cleared and counted: a tenth
-of the time of a chain of operators.
+A batch allocates and frees columns of some megabytes each. By default the C library returns such memory to the
+operating system after a batch, and the next batch gets it back by page faults: a tenth of the time of a chain of
+operators.
 
 A1  at most `KEPT_BYTES` of free memory are kept at the end of the heap; what is freed beyond that goes back at once.
 A2  columns of `MAPPED_BYTES` and more are never part of the heap: they go back when they are dropped.
@@ -28,7 +28,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # numbe
 
 @cache
 def keep_freed_memory() -> bool:
-    """Have freed memory kept within A1; whether the C library does."""
+    """Apply A1 to A3; returns whether the C library supports it."""
     settings = (
         (_MMAP_THRESHOLD, MAPPED_BYTES), (_TRIM_THRESHOLD, KEPT_BYTES), (_TOP_PAD, GROWN_BYTES), (_ARENA_MAX, HEAPS),
     )  # fmt: skip

@@ -1,18 +1,18 @@
-"""The backlog: bytes of data accepted and still reachable, the one brake on ingest.
+"""The backlog budget: bytes of data accepted and not yet pruned; the only backpressure on ingest.
 
-Acquired when rows come in, released when they are pruned (or merged away, for `last` and `fold`), never when
-they are dumped or evicted: where data lies does not change that somebody still has to consume it.
+Acquired when rows are accepted, released when they are pruned (or merged away, for `last` and `fold`), but not when
+they are dumped or evicted: data on the backend still has to be consumed.
 
 B1  used = the sum of what each task acquired and did not release (INV-14); never below 0. Over-release raises.
 B2  first come, first served; no lost wake-up (`waiting`, W1).
 B3  more than the limit is admitted alone, when nothing else is in; more than `largest_bytes` never fits in
     memory beside the pool and is an `InvalidError`.
-B4  no hang: every wait is bounded, and when nobody can ever make room those who wait get
-    `retention_exceeds_backlog` at once: when all tasks that hold backlog have said that they have nothing left to
-    prune, or when all threads that append and prune wait themselves (`expect_jobs`).
-B5  before a caller waits, it cleans up (`make_room`): what merging makes unreachable is no reason to refuse.
+B4  no hang: every wait is bounded. When no room can ever be made, waiters get `retention_exceeds_backlog` at once:
+    when all tasks that hold backlog have declared that they have nothing left to prune, or when all threads that
+    append and prune wait themselves (`expect_jobs`).
+B5  before a caller waits, it merges (`make_room`), so that rows which merging makes unreachable cause no refusal.
 
-Safe from any thread. Nobody may hold a lock that pruning needs while calling `acquire` (INV-16).
+Safe from any thread. A caller of `acquire` must not hold a lock that pruning needs (INV-16).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class BacklogBudget:
         task: str = "",
         make_room: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take room for `nbytes`, waiting for it in line; `OverloadError` when it does not come.
+        """Acquire `nbytes`, waiting in line; raises `OverloadError` after the timeout.
 
-        `make_room` is called first where there is none, without locks; True when others still work on making some,
-        so that the wait is worth it whoever waits.
+        If the backlog is full, `make_room` is called first, without locks; it returns True when other threads are
+        still freeing some, so that waiting can succeed.
         """
         _check(nbytes)
         if nbytes == 0:
@@ -82,13 +82,13 @@ class BacklogBudget:
         )
 
     def force(self, nbytes: int, *, task: str = "") -> None:
-        """Take room without asking: restored rows are there already."""
+        """Acquire without a limit, for restored rows that exist already."""
         _check(nbytes)
         with self._line.lock:
             self._add(task, nbytes)
 
     def release(self, nbytes: int, *, task: str = "") -> None:
-        """Give room back: rows were pruned or merged away."""
+        """Release the backlog of rows that were pruned or merged away."""
         _check(nbytes)
         if nbytes == 0:
             return
@@ -103,7 +103,7 @@ class BacklogBudget:
             self._line.stir()
 
     def drop(self, task: str) -> int:
-        """Release all that a task holds: it is restored or leaves the worker. How much that was."""
+        """Release all that a task holds, because it is restored or leaves the worker; returns the bytes."""
         with self._line.lock:
             held = self._held.get(task, 0)
             self._take_out(task, held)
@@ -111,9 +111,9 @@ class BacklogBudget:
             return held
 
     def nothing_left_to_prune(self, task: str = "") -> None:
-        """Say that the task processed all it has and could prune nothing, so it will never make room.
+        """Declare that the task processed all its input and can prune nothing more.
 
-        Taken back by its next release or acquire. Once every task that holds backlog has said so, a blocked
+        Revoked by its next release or acquire. Once every task that holds backlog has declared it, a blocked
         `acquire` raises instead of waiting.
         """
         with self._line.lock:
@@ -121,9 +121,9 @@ class BacklogBudget:
             self._line.stir_all()
 
     def expect_jobs(self, threads: int, jobs: int) -> None:
-        """Say that all who append and prune now are these jobs, done by so many threads (`job_done` when one ends).
+        """Declare that only these jobs append and prune, on `threads` threads; call `job_done` when one ends.
 
-        When as many wait as can be at work, a blocked `acquire` raises instead of waiting.
+        When all threads that can run wait, a blocked `acquire` raises instead of waiting.
         """
         with self._line.lock:
             self._threads, self._jobs = threads, jobs
@@ -149,12 +149,12 @@ class BacklogBudget:
 
     @property
     def waiting(self) -> int:
-        """How many wait for room now."""
+        """The number of waiting threads."""
         return len(self._line)
 
     @property
     def waits(self) -> int:
-        """How often somebody had to wait so far."""
+        """The number of waits so far."""
         return self._waits
 
     def _admit(self, task: str, nbytes: int) -> bool:

@@ -1,18 +1,18 @@
-"""Which keys of a task were used longest ago, which are in use, and which buckets are read from packs again and again.
+"""The LRU order of a task's keys, the keys in use, and the buckets that are read from packs repeatedly.
 
-Only recency is kept. What a key weighs is added up when relief chooses (`hot_keys`), from the hot runs that are
-visited then anyway. Two keys that share a hash are touched and chosen together. A key was last used when it was last
-read, or written: a hot copy's id says when it was made, and ids and ticks come from one counter. Copies that were not
-made by a write (merged, rehydrated, shrunk) say nothing about keys whose last use is known.
+Only recency is stored. A key's bytes are summed when relief chooses (`hot_keys`), from the hot runs it visits anyway.
+Two keys that share a hash are touched and chosen together. A key's last use is its last read or write: a hot copy's id
+gives the time of its creation, and ids and ticks come from one counter. Copies not made by a write (merged, rehydrated,
+shrunk) do not count as a use of keys whose last use is known.
 
-K1  `coldest` never names a key in use (`hold`) and chooses by (last use, bytes descending), in vector passes: no loop
+K1  `coldest` never returns a key in use (`hold`) and chooses by (last use, bytes descending), in vector passes: no loop
     over keys in Python.
-K2  touches cost an append to a list; they are put in order when relief chooses. At most `MOST_TOUCHED_KEYS` wait:
-    beyond that the oldest are forgotten, and those keys count as used when they were last written.
+K2  a touch costs an append to a list; touches are sorted when relief chooses. At most `MOST_TOUCHED_KEYS` are queued:
+    beyond that the oldest are dropped, and those keys count as used when they were last written.
 
-`ColdReads` counts a load once for each bucket that it read a stored run of; scans do not count. Maintenance takes the
-candidates for rehydration, and forgets buckets that nobody read since it last asked. A bucket that was rehydrated is
-*kept*: periodic dumps leave its hot copies alone, until relief drops them.
+`ColdReads` counts a load once for each bucket of which it read a stored run; scans do not count. Maintenance takes the
+candidates for rehydration, and drops the counts of buckets not read since its last call. A rehydrated bucket is *kept*:
+periodic dumps skip its hot copies, until relief drops them.
 
 Safe from any thread: one lock each, held for a list operation or a vector pass.
 """
@@ -34,12 +34,12 @@ from tidegate.storage.runs.run import Run
 
 # -- buckets read cold -------------------------------------------------------------------------------
 
-OFTEN = 8  # loads that read a bucket cold before it is brought back
+OFTEN = 8  # cold loads of a bucket before it is rehydrated
 MOST_BUCKETS = 4096
 
 
 class ColdReads:
-    """The counts of one store."""
+    """The cold reads of one store, by bucket."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class ColdReads:
         self._kept: set[int] = set()
 
     def note(self, buckets: Iterable[int]) -> None:
-        """A load read stored runs of these buckets."""
+        """Count a load that read stored runs of these buckets."""
         with self._lock:
             for bucket in buckets:
                 if bucket in self._counts or len(self._counts) < MOST_BUCKETS:
@@ -56,7 +56,7 @@ class ColdReads:
                     self._fresh.add(bucket)
 
     def take(self) -> list[int]:
-        """Buckets read cold often enough, those read most first; they begin anew. Others that rested are forgotten."""
+        """Return the buckets to rehydrate, most read first, and reset their counts; drop counts of unread buckets."""
         with self._lock:
             often = [bucket for bucket, count in self._counts.items() if count >= OFTEN]
             often.sort(key=lambda bucket: (-self._counts[bucket], bucket))
@@ -69,18 +69,18 @@ class ColdReads:
             return often
 
     def keep(self, bucket: int) -> None:
-        """The bucket is in memory again, for its readers."""
+        """Mark the bucket as rehydrated."""
         with self._lock:
             self._kept.add(bucket)
 
     def kept(self, hot: Collection[int]) -> frozenset[int]:
-        """Which of the buckets with a hot copy were brought back; those without one are kept no longer."""
+        """The rehydrated buckets among those with a hot copy; others lose their mark."""
         with self._lock:
             self._kept.intersection_update(hot)
             return frozenset(self._kept)
 
     def clear(self) -> None:
-        """The store was restored: begin anew."""
+        """Reset, because the store was restored."""
         with self._lock:
             self._counts.clear()
             self._fresh.clear()
@@ -107,7 +107,7 @@ class HotKeys(NamedTuple):
 
 
 def hot_keys(copies: Iterable[HotCopy]) -> HotKeys:
-    """What each key has in these hot copies."""
+    """The bytes and last ticks of each key in these hot copies."""
     hashes: list[Hashes] = []
     nbytes: list[Int64s] = []
     written: list[Int64s] = []
@@ -128,7 +128,7 @@ def key_weights(
     written: list[Int64s] | None = None,
     made: list[Int64s] | None = None,
 ) -> HotKeys:
-    """What each key has in all pieces together; without ticks, only touches say when a key was used."""
+    """Sum each key's bytes over all pieces; without ticks, only touches give a key's last use."""
     keys, starts, order = _grouped(np.concatenate([NO_HASHES, *hashes]))
     if not len(keys):
         return HotKeys(NO_HASHES, NO_NUMBERS, NO_NUMBERS, NO_NUMBERS)
@@ -142,7 +142,7 @@ def key_weights(
 
 
 def bytes_by_key(run: Run) -> Int64s:
-    """What each key of a run weighs: its rows' share of the run's bytes."""
+    """The bytes of each key of a run: its rows' share of the run's bytes."""
     return np.diff(run.starts).astype(np.int64) * max(1, run.nbytes // max(1, run.row_count))
 
 
@@ -163,18 +163,18 @@ class KeyLru:
         ] = {}  # by the identity of the array: it, and how often held
 
     def settle_with(self, settle: Callable[[], None]) -> None:
-        """Call `settle` before each choice, without locks: a cache that touches in batches hands them in."""
+        """Register a callback that passes pending touches; called before each choice, without locks."""
         self._settlers.append(settle)
 
     def touch(self, hashes: Hashes, *, in_order: bool = False) -> None:
-        """These keys were used now: all at once, or one after the other."""
+        """Record a use of these keys: at the same tick, or in order."""
         with self._lock:
             self._queue_used()  # those came before
             own = hashes if hashes.base is None else hashes.copy()  # a view keeps its whole array alive
             self._queue(own, in_order=in_order)
 
     def hold(self, hashes: Hashes) -> None:
-        """These keys are in use until `unhold` is called with the very same array; holds add up."""
+        """Mark these keys as in use until `unhold` is called with the same array object; holds add up."""
         with self._lock:
             _, count = self._groups.get(id(hashes), (hashes, 0))
             self._groups[id(hashes)] = hashes, count + 1
@@ -189,7 +189,7 @@ class KeyLru:
                 self._groups[id(hashes)] = hashes, count - 1
 
     def begin_use(self, key_hash: int) -> None:
-        """One key is touched now and in use until `end_use`: what a point read says."""
+        """Touch one key and mark it as in use until `end_use`; for point reads."""
         with self._lock:
             self._single_holds[key_hash] = self._single_holds.get(key_hash, 0) + 1
             self._used[key_hash] = None
@@ -209,7 +209,7 @@ class KeyLru:
 
     @property
     def held(self) -> int:
-        """Holds that were not ended yet: arrays and single keys."""
+        """The number of open holds: arrays and single keys."""
         with self._lock:
             return len(self._groups) + len(self._single_holds)
 
@@ -233,7 +233,7 @@ class KeyLru:
         return np.sort(hashes[choose_coldest(ticks, nbytes, need_bytes)])
 
     def clear(self) -> None:
-        """Forget all uses; holds stay, their holders end them."""
+        """Drop all recorded uses; open holds stay."""
         with self._lock:
             self._known = (NO_HASHES, NO_NUMBERS)
             self._touched.clear()
@@ -253,7 +253,7 @@ class KeyLru:
             self._touched_keys -= len(self._touched.popleft()[0])
 
     def _last_uses(self, keys: HotKeys) -> Int64s:
-        """When each key was last used; remembered for the next time."""
+        """Each key's last use, cached for the next choice."""
         self._queue_used()
         recent, lately = _latest(
             [hashes for hashes, _ in self._touched],
@@ -264,7 +264,7 @@ class KeyLru:
         used = np.where(used > 0, used, keys.made)
         known, ticks = _latest([self._known[0], keys.hashes, recent], [self._known[1], used, lately])
         most = 2 * max(len(keys.hashes), MOST_TOUCHED_KEYS)
-        if len(known) > most:  # keys that left memory long ago: only those used last stay
+        if len(known) > most:  # includes keys no longer in memory: keep the most recently used
             newest = np.sort(np.argpartition(ticks, len(ticks) - most // 2)[len(ticks) - most // 2 :])
             known, ticks = known[newest], ticks[newest]
         self._known = known, ticks
@@ -274,7 +274,7 @@ class KeyLru:
 
 
 def choose_coldest(ticks: Int64s, nbytes: Int64s, need_bytes: int) -> Int64s:
-    """The places of the first keys by (tick, bytes descending) that cover the need; all when nothing does."""
+    """The indices of the first keys by (tick, bytes descending) that cover the need, or of all."""
     if len(ticks) == 0 or need_bytes <= 0:
         return NO_NUMBERS
     steps, step_of = _steps(ticks)

@@ -1,12 +1,12 @@
-"""The memory of one worker: a ledger of bytes by (task, tenant) under one total, and the caches of runs it pays for.
+"""The memory of one worker: bytes by (task, tenant) under one total, and the caches of runs charged to it.
 
 A tenant has a *reserve*, which other tasks' needs never touch, and a *soft max*: above it a reservation still
 succeeds and relief follows. The worker total is hard for `reserve`: relief across tasks, then a bounded wait,
 then `OverloadError`. `reserve_over_limit` is for bytes that exist already or replace others in a moment.
 
 `WriteBuffer` keeps runs as they were accepted, until they are compacted, evicted or pruned; `BaseRuns` keeps merged
-runs and stored ones that were rehydrated. They own which hot copies exist and their bytes in the pool; what a run
-means is the index's, and when one is dropped is decided by writer and maintenance.
+runs and rehydrated ones. They own the set of hot copies and their bytes in the pool; the index owns the runs, and
+writer and maintenance decide when a copy is dropped.
 
 P1  total = the sum over all (task, tenant); each number is at least 0 (INV-15). Giving back more than was taken
     raises and changes nothing.
@@ -61,16 +61,16 @@ class WorkerMemoryPool:
         self._waits = 0
 
     def set_relief(self, relief: Relief | None) -> None:
-        """Who takes memory back when the worker total is reached; called without locks."""
+        """Set the callback that frees memory at the worker total; it is called without locks."""
         self._relief = relief
 
     def attach(self, task: str) -> None:
-        """Make the task known and its reserves safe; a task that reserves is attached by that."""
+        """Register the task and guarantee its reserves; a first reservation does so, too."""
         with self._line.lock:
             self._task(task)
 
     def detach(self, task: str) -> dict[Tenant, int]:
-        """Forget a task, whatever it still holds; what that was is returned (nothing, when nothing leaked)."""
+        """Remove a task; returns what it still held (empty unless there was a leak)."""
         with self._line.lock:
             held = {tenant: nbytes for tenant, nbytes in self._used.pop(task, {}).items() if nbytes}
             self._total -= sum(held.values())
@@ -78,7 +78,7 @@ class WorkerMemoryPool:
             return held
 
     def try_reserve(self, task: str, tenant: Tenant, nbytes: int) -> bool:
-        """Take the bytes if they fit under the worker total and nobody waits for them."""
+        """Reserve the bytes if they fit under the worker total and no other thread waits."""
         _check(nbytes)
         with self._line.lock:
             if nbytes and len(self._line):
@@ -86,7 +86,7 @@ class WorkerMemoryPool:
             return self._admit(task, tenant, nbytes)
 
     def reserve(self, task: str, tenant: Tenant, nbytes: int, *, timeout_ms: int | None = None) -> None:
-        """Take the bytes; at the worker total: relief across tasks, a bounded wait, then `OverloadError`."""
+        """Reserve the bytes; at the worker total: relief across tasks, a bounded wait, then `OverloadError`."""
         _check(nbytes)
         if nbytes > self._config.worker_total_bytes:
             raise InvalidError(
@@ -112,20 +112,20 @@ class WorkerMemoryPool:
         )
 
     def reserve_over_limit(self, task: str, tenant: Tenant, nbytes: int) -> None:
-        """Take the bytes whatever the total is; the next relief takes them back."""
+        """Reserve the bytes even above the total; the next relief frees the excess."""
         _check(nbytes)
         with self._line.lock:
             self._add(task, tenant, nbytes)
 
     def release(self, task: str, tenant: Tenant, nbytes: int) -> None:
-        """Give bytes back."""
+        """Release bytes."""
         _check(nbytes)
         with self._line.lock:
             self._subtract(task, tenant, nbytes)
             self._line.stir()
 
     def move(self, task: str, source: Tenant, target: Tenant, nbytes: int) -> None:
-        """Let bytes change their tenant; the total does not move."""
+        """Move bytes to another tenant; the total does not change."""
         _check(nbytes)
         with self._line.lock:
             self._subtract(task, source, nbytes)
@@ -147,21 +147,21 @@ class WorkerMemoryPool:
 
     @property
     def waiting(self) -> int:
-        """How many wait for room now."""
+        """The number of waiting threads."""
         return len(self._line)
 
     @property
     def waits(self) -> int:
-        """How often somebody had to wait so far."""
+        """The number of waits so far."""
         return self._waits
 
     def ledger(self) -> dict[str, dict[Tenant, int]]:
-        """All numbers at one moment."""
+        """A consistent copy of all numbers."""
         with self._line.lock:
             return {task: dict(tenants) for task, tenants in self._used.items()}
 
     def is_above_soft(self, task: str, tenant: Tenant, incoming_bytes: int = 0) -> bool:
-        """Strictly above, with what is about to come: exactly the soft max calls for nothing."""
+        """Whether the tenant is strictly above its soft max, `incoming_bytes` included."""
         return self.used(task, tenant) + incoming_bytes > self._config.limits(tenant).soft_max_bytes
 
     def relief_need(self, task: str, tenant: Tenant, incoming_bytes: int = 0) -> int:
@@ -180,7 +180,7 @@ class WorkerMemoryPool:
             return self._total + nbytes <= most and used + nbytes <= self._config.relief_target(tenant)
 
     def shares(self, need_bytes: int) -> list[ReliefShare]:
-        """Whom to take `need_bytes` from, and how much of each; less when there is not so much above reserves."""
+        """The shares that together free `need_bytes`, or less if there is less above the reserves."""
         return relief_shares(self.ledger(), self._config, need_bytes)
 
     def _relieve(self, nbytes: int) -> None:
@@ -252,7 +252,7 @@ def _check(nbytes: int) -> None:
 
 
 class HotRuns:
-    """Hot copies of one tenant, of all tasks of the worker: what both caches have in common."""
+    """Base of both caches: the hot copies of one tenant, of all tasks of the worker."""
 
     tenant: ClassVar[Tenant]
 
@@ -268,11 +268,11 @@ class HotRuns:
         return self._keep(task, rest, complete=False)
 
     def remove(self, task: str, hot: HotCopy) -> int:
-        """Drop a hot copy; the bytes given back, 0 when it was gone already."""
+        """Drop a hot copy; returns the bytes freed, 0 when it was dropped already."""
         return self.remove_all(task, [hot])
 
     def remove_all(self, task: str, hots: Iterable[HotCopy]) -> int:
-        """Drop several at once; the bytes given back."""
+        """Drop several at once; returns the bytes freed."""
         wanted = list(hots)
         for hot in wanted:
             self._check(hot)
@@ -288,7 +288,7 @@ class HotRuns:
             return len(self._tasks.get(task, ()))
 
     def clear(self, task: str) -> int:
-        """Drop all of a task's, other tasks untouched; the bytes given back."""
+        """Drop all of a task's hot copies; returns the bytes freed."""
         with self._lock:
             gone = self._tasks.pop(task, {})
         nbytes = sum(hot.run.nbytes for hot in gone.values())
@@ -307,7 +307,7 @@ class HotRuns:
 
 
 class WriteBuffer(HotRuns):
-    """Deltas: runs as they were accepted, until they are compacted, evicted or pruned."""
+    """The deltas: runs as accepted, until they are compacted, evicted or pruned."""
 
     tenant = Tenant.WRITE_BUFFER
 
@@ -331,12 +331,12 @@ class WriteBuffer(HotRuns):
 
 
 class BaseRuns(HotRuns):
-    """Bases: merged runs, and stored ones that were brought back for readers."""
+    """The bases: merged runs, and runs rehydrated for readers."""
 
     tenant = Tenant.BASE_RUNS
 
     def put(self, task: str, run: Run) -> HotCopy:
-        """Take a run in, whatever room there is: its inputs leave in a moment, or `has_room` was asked."""
+        """Add a run even above the total: its inputs are dropped next, or the caller checked `has_room`."""
         self._pool.reserve_over_limit(task, self.tenant, run.nbytes)
         return self._keep(task, run)
 

@@ -1,17 +1,17 @@
-"""Permits for short-lived working memory: how many loads and maintenance operations run at once, in how many bytes.
+"""Permits for working memory: limits the concurrent loads and maintenance operations, and their bytes.
 
-Readers and maintenance have slots of their own, so neither starves the other. A permit is shared by all views of
-one load and its slot is free when the last of them is closed.
+Readers and maintenance have separate slots, so neither starves the other. A permit is shared by all views of one load,
+and its slot is free when the last of them is closed.
 
-What a merge of rows takes depends on the rows: one window of `collect` can be larger than all memory. Whoever
-merges asks for the bytes first (`hold`), waits for others who hold some, and is refused when it can never have them.
+The memory of a merge depends on the rows: one window of `collect` can be larger than all memory. A merge therefore
+reserves its bytes first (`hold`), waits while others hold them, and is refused if it can never get them.
 
-S1  a slot is given back exactly once, when the last holder closes, whatever path led there (INV-13).
+S1  a slot is released exactly once, when the last holder closes, on every path (INV-13).
 S2  no self-deadlock: a thread that holds a permit of a kind gets its next one on the same slot at once, and a thread
     that holds bytes never waits for more.
 S3  a merge that needs more than the limit is refused before anything of it is copied.
 S4  when a large merge ends, Arrow's memory pool returns what was freed to the operating system. The pool has no bound
-    of its own: after merging a window of lists it kept three times the bytes still in use, which nobody counts.
+    of its own: after merging a window of lists it kept three times the bytes still in use, outside all accounting.
 
 Safe from any thread; a permit may be closed on another thread than the one that took it.
 """
@@ -37,14 +37,14 @@ LARGE_SHARE = 8  # a merge of an eighth of working memory or more is large
 
 
 class Scratch(StrEnum):
-    """Who asks for working memory."""
+    """The kinds of users of working memory."""
 
     READER = "reader"
     MAINTENANCE = "maintenance"
 
 
 class _Slot:
-    """One taken slot and how many hold it."""
+    """A taken slot and its reference count."""
 
     __slots__ = ("holders", "kind", "thread")
 
@@ -69,7 +69,7 @@ class Permit:
         return self._limiter._share(self)
 
     def close(self) -> None:
-        """Give it back; closing again does nothing."""
+        """Release the permit; idempotent."""
         self._limiter._close(self)
 
     def __enter__(self) -> Permit:
@@ -104,7 +104,7 @@ class ScratchLimiter:
 
     @contextmanager
     def hold(self, nbytes: int, what: Callable[[], str]) -> Iterator[None]:
-        """Have so many bytes of working memory for a while; `OverloadError` when that can never be (S3).
+        """Reserve bytes of working memory for the block; `OverloadError` when they exceed the limit (S3).
 
         `what` says what they are for, as the beginning of a sentence.
         """
@@ -141,7 +141,7 @@ class ScratchLimiter:
             pa.default_memory_pool().release_unused()
 
     def check(self, nbytes: int, what: Callable[[], str]) -> None:
-        """`OverloadError` when so many bytes are more than there can be."""
+        """Raise `OverloadError` when `nbytes` exceed the limit."""
         if nbytes > self.working_bytes:
             more = -(-2 * (nbytes - self.working_bytes) >> 20)
             raise OverloadError(
@@ -172,7 +172,7 @@ class ScratchLimiter:
         )
 
     def try_permit(self, kind: Scratch = Scratch.READER) -> Permit | None:
-        """Take a slot of its own if one is free and nobody waits for it; None otherwise, at once."""
+        """Take a slot if one is free and no thread waits; otherwise return None at once."""
         line = self._lines[kind]
         with line.lock:
             if len(line) or not self._admit(kind):

@@ -1,13 +1,12 @@
-"""Waiting in line: first come, first served, for at most so long.
+"""A FIFO wait queue with timeouts.
 
-Pool, backlog and scratch each have one `Line`. Whoever cannot be admitted at once joins its end and only the
-head is ever woken, so nobody overtakes and a release wakes one thread instead of all.
+Pool, backlog and scratch each have one `Line`. A thread that cannot be admitted at once joins its end, and only the
+head is woken, so no thread overtakes and a release wakes one thread instead of all.
 
-W1  no lost wake-up: a waiter holds the lock from its failed test until the moment it sleeps, and whoever makes
-    room holds the lock while waking.
-W2  whoever leaves the line, admitted or not, wakes the next head: room made for one that gave up is not lost.
-W3  time is the clock's: the bound is counted in its monotonic milliseconds. On a `ManualClock` nothing sleeps:
-    the time passes at once, as every bounded wait does on that clock.
+W1  no lost wake-up: a waiter holds the lock from its failed test until it sleeps, and a release holds the lock while
+    waking.
+W2  a thread that leaves the line, admitted or not, wakes the next head, so that room is not lost after a timeout.
+W3  timeouts use the clock's monotonic milliseconds. On a `ManualClock` nothing sleeps: the time passes at once.
 
 Safe from any thread. `admit`, `refuse` and the caller of `stir` run under the line's lock and must be short.
 """
@@ -22,7 +21,7 @@ from tidegate.clock import Clock
 
 
 class Line:
-    """One lock, and the threads that wait for what it guards."""
+    """A lock, and the queue of threads that wait for the resource it guards."""
 
     def __init__(self, clock: Clock) -> None:
         self.lock = threading.Lock()
@@ -30,16 +29,16 @@ class Line:
         self._waiting: deque[threading.Condition] = deque()
 
     def __len__(self) -> int:
-        """How many wait now."""
+        """The number of waiting threads."""
         return len(self._waiting)
 
     def enter(
         self, admit: Callable[[], bool], timeout_ms: int, *, refuse: Callable[[], None] | None = None
     ) -> bool:
-        """Wait, with the lock held, until `admit` says yes; False when the time is over.
+        """Wait, with the lock held, until `admit` returns True; False after the timeout.
 
-        `admit` takes what it asks for when it answers True. `refuse` is asked before every sleep and may raise
-        to end a wait that has become hopeless.
+        `admit` takes the resource when it returns True. `refuse` is called before every sleep and may raise to end a
+        wait that can no longer succeed.
         """
         if not self._waiting and admit():
             return True
@@ -61,11 +60,11 @@ class Line:
             self.stir()
 
     def stir(self) -> None:
-        """Wake the head of the line; call it with the lock held whenever there may be more room."""
+        """Wake the head; call it with the lock held whenever there may be more room."""
         if self._waiting:
             self._waiting[0].notify()
 
     def stir_all(self) -> None:
-        """Wake everybody, with the lock held: something changed that ends waits out of turn."""
+        """Wake all threads, with the lock held, after a change that may end any wait."""
         for each in self._waiting:
             each.notify()

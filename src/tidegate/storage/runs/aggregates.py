@@ -5,7 +5,7 @@ and merged:
 
     count   rows, or values that are not null
     sum     whole numbers and decimals exactly, in 128 or 256 bits (a result that does not fit its type is an error when
-            it is read, not before); doubles exactly too (`kernels/exact_sum.py`), rounded once to the nearest when
+            it is read, not before); doubles exactly too (`kernels/aggregates.py`), rounded once to the nearest when
             read. NaN, or infinities of both signs, make NaN; else an infinity wins; a sum of −0.0 alone is 0.0. No
             value at all: null
     mean    the sum as a double, divided by the number of values; a double for every type
@@ -72,7 +72,7 @@ _INFINITY_SCALE = 128  # sums of fewer than 2^64 doubles stay below 2^1088
 
 
 def validity(column: pa.Array) -> tuple[Bytes, int]:
-    """The bitmap of a column and the bit its first row has; no bytes when nothing is null."""
+    """The validity bitmap of a column and the bit of its first row; no bytes when nothing is null."""
     if not column.null_count:
         return _NO_BYTES, 0
     return np.frombuffer(column.buffers()[0], np.uint8), column.offset
@@ -82,7 +82,7 @@ def sum_doubles(column: pa.Array, groups: Int32s, count: int) -> pa.Array:
     """The exact sum of each group's values; `column` is float64."""
     values, valid = words(column), validity(column)
     low, high = span_exponents(values, *valid)
-    # a fraction and a sign more than exponents span, and what so many additions carry
+    # the exponent span plus fraction, sign, and the carries of that many additions
     if high < _INFINITE and max(high - low, 0) + 53 + len(values).bit_length() + 1 <= MOST_BITS:
         return _sum_narrow(values, valid, groups, count, low if high else 1)
     lows, highs, flags = _begin(count)
@@ -178,14 +178,14 @@ _WHOLE = pa.decimal128(38, 0)
 
 
 def refuse_unsummable(name: str, type_: pa.DataType) -> None:
-    """Only whole numbers, doubles and decimal128 add up."""
+    """Raise unless the type is an integer, a double or a decimal128."""
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal128)
     if not any(is_kind(type_) for is_kind in kinds):
         raise InvalidError(f"aggregate {name}: {type_} cannot be summed; cast to a number or decimal128")
 
 
 def sum_state(type_: pa.DataType) -> pa.DataType:
-    """What a sum of this type is kept as: wide enough that no order of adding can overflow it."""
+    """The state type of a sum of this type, wide enough that no order of addition overflows."""
     if pa.types.is_decimal(type_):
         return pa.decimal256(76, type_.scale)
     return _WHOLE if pa.types.is_integer(type_) else _BINARY
@@ -234,7 +234,7 @@ _HIGHEST = np.int64(2**63 - 1)
 
 
 def order_keys(column: pa.Array) -> Int64s:
-    """Numbers that order as the values do; NaN above every number, −0.0 below 0.0. Nulls have any number."""
+    """Integers in the order of the values; NaN above every number, −0.0 below 0.0. Undefined where null."""
     type_ = column.type
     if pa.types.is_floating(type_):
         doubles = words(column.cast(_DOUBLE))
@@ -281,14 +281,14 @@ def take_picked(column: pa.Array, picked: Int32s) -> pa.Array:
 
 
 class Aggregate(Protocol):
-    """What a fold does to the rows of one identity."""
+    """An aggregate of a fold store: how rows of one identity are combined."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns it reads of the rows that come in."""
+        """The input columns it reads."""
 
     @property
     def state(self) -> tuple[pa.Field, ...]:
@@ -307,11 +307,11 @@ class Aggregate(Protocol):
         """The result of every state."""
 
     def fingerprint(self) -> str:
-        """Changes when states of before could no longer be merged with states of now."""
+        """An id that changes when older states can no longer be merged with new ones."""
 
 
 def input_column(rows: pa.RecordBatch, aggregate: str, name: str, type_: pa.DataType | None) -> pa.Array:
-    """An aggregate's input, refused when it is absent or of another type."""
+    """An aggregate's input column; raises if it is missing or of another type."""
     place = rows.schema.get_field_index(name)
     if place < 0:
         raise InvalidError(f"aggregate {aggregate}: no single column {name!r} among {rows.schema.names}")
@@ -325,7 +325,7 @@ def input_column(rows: pa.RecordBatch, aggregate: str, name: str, type_: pa.Data
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many rows there are, or with `input`, how many of its values are not null."""
+    """The number of rows, or of non-null values of `input`."""
 
     name: str
     input: str | None = None

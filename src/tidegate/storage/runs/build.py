@@ -1,16 +1,16 @@
-"""Rows as they arrive become runs: grouped by bucket and key, sorted by cursor, merged by kind inside the batch.
+"""Build runs from incoming rows: group by bucket and key, sort by cursor, merge by kind within the batch.
 
-What comes in is one record batch with the columns `key` (binary), `ts` (int64, ms), maybe `seq` (int64), for
-`last` maybe `deleted` (bool), and the payload (for `fold`: the aggregates' inputs). What comes out has each
-identity once: for `append` every row is its own, `last` keeps the last of a batch, `fold` makes one state.
+Input is one record batch with the columns `key` (binary), `ts` (int64, ms), optionally `seq` (int64), for `last`
+optionally `deleted` (bool), and the payload (for `fold`: the aggregates' inputs). Output has each identity once: with
+`append` every row is an identity of its own, `last` keeps the last row of a batch, `fold` makes one state.
 
-Cost: a sort of one number for each row (`order_rows`), and every column read once in that order. Rows are compared
-only where a key has several, and their cursors sorted only where they do not ascend already.
+Cost: a sort of one number per row (`order_rows`), and one read of every column in that order. Rows are compared only
+where a key has several, and their cursors sorted only where they do not ascend already.
 
-`build_sorted_runs` is for callers that sorted a batch by key to read with it and write some of the same rows back: no
-grouping, no sorting, each value copied once. `SortedRows` has different keys that ascend by (hash, bytes), and for
-each row to write, in order, the number of its key and where its ts and payload lie; for stores of kind `last`, `seq`
-is 0.
+`build_sorted_runs` is for callers that sorted a batch by key to read with it, and write some of the same rows back: it
+neither groups nor sorts, and copies each value once. `SortedRows` has distinct keys that ascend by (hash, bytes), and
+for each row to write, in order, the index of its key and the row of its ts and payload; for stores of kind `last`,
+`seq` is 0.
 
 Thread rule: pure; the loops run without the interpreter lock.
 """
@@ -52,11 +52,11 @@ from tidegate.storage.spec import Merge, StoreSpec
 
 LONGEST = 1 << 62
 MOST_BUCKETS = 1 << 16  # that are numbered one after the other, and how far apart first and last may then be
-BucketPart = tuple[int, int, int]  # a bucket that has keys, and its part of them in order, from and up to
+BucketPart = tuple[int, int, int]  # a bucket with keys, and its range of them in order
 
 
 class Identities(NamedTuple):
-    """Rows in order, by identity: the number of each row's, the first row of each, and what they have in common."""
+    """The identities of ordered rows: each row's identity, the first row of each, and their common values."""
 
     numbers: Int32s
     firsts: Int32s
@@ -69,7 +69,7 @@ class Identities(NamedTuple):
 
 
 class OrderedRows(NamedTuple):
-    """Rows by bucket, hash, key, ts, seq, and as they came where all that is equal."""
+    """Rows ordered by bucket, hash, key, ts, seq, then arrival."""
 
     rows: Int32s
     starts: Int32s
@@ -100,7 +100,7 @@ def order_rows(keys: KeySource, ts: Int64s, seq: Int64s, width: int) -> OrderedR
         rows, starts, counts = numbered
         present = np.flatnonzero(counts)
         buckets = [(lowest + number) * width for number in present.tolist()]
-    else:  # far apart: buckets are numbered by rank
+    else:  # far apart: number buckets by rank
         own, numbers = np.unique(ts // width, return_inverse=True)
         rows, starts, counts = _arranged(keys, numbers.astype(np.int64), 1, 0, len(own))
         present = np.flatnonzero(counts)
@@ -114,7 +114,7 @@ def order_rows(keys: KeySource, ts: Int64s, seq: Int64s, width: int) -> OrderedR
 def _arranged(
     keys: KeySource, ts: Int64s, width: int, lowest: int, buckets: int
 ) -> tuple[Int32s, Int32s, Int64s]:
-    """Rows by bucket and key, where each key's start, and how many rows each bucket has."""
+    """Order rows by bucket and key; returns the order, the start of each key, and the rows per bucket."""
     count = len(ts)
     marks, counts = np.empty(count, np.uint64), np.zeros(buckets, np.int64)
     row_bits = max(count - 1, 1).bit_length()
@@ -133,7 +133,7 @@ RowsBetween = Callable[[int, int], pa.RecordBatch]
 
 
 class FoldedRows(NamedTuple):
-    """What the runs of a folded batch hold, all of it in one piece, row by row in the order of the runs."""
+    """The rows of a folded batch's runs as one piece, in the order of the runs."""
 
     keys: pa.BinaryArray
     ts: Int64s
@@ -151,7 +151,7 @@ def build_runs(
     hashes: UInt64s | None = None,
     whole: list[FoldedRows] | None = None,
 ) -> list[Run]:
-    """The runs of a batch by ascending bucket; a bucket of more than `max_rows` rows is several, disjoint.
+    """Build the runs of a batch by ascending bucket; a bucket of more than `max_rows` rows gets several, disjoint ones.
 
     `append` numbers rows from `first_seq` on, in the order they came (None: a `seq` column does). `hashes` are
     the keys' hashes where the caller has them already. `whole` gets what was folded, for the caller's own use.
@@ -194,7 +194,7 @@ class _Batch(NamedTuple):
 
 
 def _check(spec: StoreSpec, rows: pa.RecordBatch, first_seq: int | None) -> _Batch:
-    """Refuse a batch that does not fit the store, naming the column."""
+    """Raise for a batch that does not fit the store, naming the column."""
     names = rows.schema.names
     has_seq = "seq" in names
     if spec.merge is Merge.APPEND and has_seq is (first_seq is not None):
@@ -326,7 +326,7 @@ class SortedRows(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """About what the runs of these rows take."""
+        """An estimate of the bytes of the runs of these rows."""
         of_keys = (self.keys.nbytes + self.hashes.nbytes) / max(1, len(self.keys))
         of_rows = self.columns.nbytes / max(1, self.columns.num_rows)
         return int((of_keys + of_rows) * len(self.order))
@@ -336,7 +336,7 @@ class SortedRows(NamedTuple):
 
 
 def build_sorted_runs(spec: StoreSpec, rows: SortedRows, *, max_rows: int) -> list[Run]:
-    """The runs of sorted rows by ascending bucket; rows that do not ascend, or twice have one identity, are refused."""
+    """Build the runs of sorted rows by ascending bucket; raises for unsorted rows and repeated identities."""
     _check_sorted(spec, rows)
     if not len(rows.order):
         return []
@@ -394,7 +394,7 @@ def _are_below(numbers: Int32s, limit: int) -> bool:
 def _by_bucket(
     spec: StoreSpec, rows: SortedRows, ts: Int64s, lowest: int, highest: int
 ) -> list[tuple[int, Int32s, Int32s]]:
-    """Each bucket with its lines and rows, in the order they have."""
+    """Each bucket with its lines and rows, in order."""
     lines, order, width = rows.lines, rows.order, spec.bucket_ms
     if highest - lowest >= MOST_BUCKETS:
         return _by_distant_bucket(spec, rows, ts)

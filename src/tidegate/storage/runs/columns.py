@@ -1,7 +1,7 @@
-"""Columns as kernels and runs need them: key hashes, buffers without a copy, values gathered by row, runs cut to size.
+"""Columns for kernels and runs: key hashes, zero-copy buffers, values gathered by row, runs of bounded size.
 
-The hash of a key is XXH64, seed 0: a number kept on disk for ever, whose top ten bits are the key group. Every run is
-gathered by itself, so dropping one gives its memory back, whatever came out of the same batch.
+The hash of a key is XXH64, seed 0. It is part of the disk format, and its top ten bits are the key group. Every run has
+its own buffers, so dropping one frees its memory, independently of other runs of the same batch.
 
 Thread rule: pure.
 """
@@ -43,7 +43,7 @@ _BINARY = pa.binary()
 
 
 class BinaryParts(NamedTuple):
-    """A binary column as kernels take it: value i is data[bounds[i]:bounds[i + 1]]."""
+    """A binary column for kernels: value i is data[bounds[i]:bounds[i + 1]]."""
 
     data: npt.NDArray[np.uint8]
     bounds: Int32s
@@ -63,7 +63,7 @@ def binary_parts(keys: pa.Array) -> BinaryParts:
 
 
 def aligned(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values where the processor likes them; a copy only for a buffer from an odd address."""
+    """The same values at an aligned address; copied only if unaligned."""
     return values if values.flags.aligned else values.copy()
 
 
@@ -100,7 +100,7 @@ MOST_BYTES = 2**31 - 1
 
 
 class KeySource(NamedTuple):
-    """Where keys are copied from, by line: their hashes, and a binary column's two buffers."""
+    """The source of keys by line: their hashes, and a binary column's two buffers."""
 
     hashes: UInt64s
     data: npt.NDArray[np.uint8]
@@ -124,9 +124,9 @@ def assemble(
     rows_between: Callable[[int, int], pa.RecordBatch],
     max_rows: int,
 ) -> list[Run]:
-    """The runs of one bucket: line `lines[i]` of `keys` has the rows from starts[i] to starts[i + 1].
+    """Build the runs of one bucket: line `lines[i]` of `keys` has the rows from starts[i] to starts[i + 1].
 
-    `rows_between` answers the rows from one place to another; a run has at most `max_rows` of them.
+    `rows_between` returns the rows of a range; a run has at most `max_rows` of them.
     """
     first, end = int(starts[0]), int(starts[-1])
     if end - first <= max_rows:
@@ -141,7 +141,7 @@ def assemble(
 
 
 def keys_between(starts: Int32s, start: int, stop: int) -> tuple[int, int]:
-    """Which keys, from and up to, have rows between two places."""
+    """The range of keys that have rows between two positions."""
     return int(np.searchsorted(starts, start, "right")) - 1, int(np.searchsorted(starts[:-1], stop, "left"))
 
 
@@ -202,19 +202,19 @@ def finished_run(
 
 
 def _nbytes(column: pa.Array) -> int:
-    """What `column.nbytes` answers, sooner where that is plain; a bitmap without nulls counts too."""
+    """`column.nbytes`, computed faster for plain columns; a bitmap without nulls counts too."""
     if is_word(column.type) and column.buffers()[0] is None:
         return 8 * len(column)
     return int(column.nbytes)
 
 
 def list_bytes(columns: Iterable[pa.Array]) -> int:
-    """The bytes of all lists in these columns: what grows with the records of a window, and not only with windows."""
+    """The bytes of all lists in these columns, which grow with the records of a window."""
     return sum(int(column.nbytes) for column in columns if _is_list(column.type))
 
 
 def merge_need(columns: Iterable[pa.Array]) -> int:
-    """What merging these columns' lists takes: copies of them, and numbers to sort their values by."""
+    """The memory to merge these columns' lists: copies, and sort keys of their values."""
     lists = [column for column in columns if _is_list(column.type)]
     return COPIES * list_bytes(lists) + SORT_BYTES * max(
         (len(column.flatten()) for column in lists), default=0
@@ -233,7 +233,7 @@ def merge_needs(columns: Sequence[pa.Array]) -> Int64s:
 
 
 def picked_need(run: Run, rows: Int32s) -> int:
-    """What merging these rows of a run takes, or more; looked at one by one only where the run is large."""
+    """An upper bound of the memory to merge these rows of a run; exact per row only for a large run."""
     whole = COPIES * run.nbytes
     if whole <= SMALL_BYTES:
         return whole
@@ -247,7 +247,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def largest_window(chosen: Sequence[tuple[Run, Int32s]]) -> str:
-    """Of these rows of runs, the window of the one that has most of what is to be merged."""
+    """The window with the most bytes to merge among these rows of runs, as text."""
     run, rows = max(chosen, key=lambda each: picked_need(*each))
     row = int(rows[np.argmax(merge_needs(run.rows.columns)[rows])])
     line = int(np.searchsorted(run.starts, row, side="right")) - 1
@@ -255,9 +255,9 @@ def largest_window(chosen: Sequence[tuple[Run, Int32s]]) -> str:
 
 
 def window_words(key: bytes | None, start_ms: int, end_ms: int | None = None) -> str:
-    """A window as messages name it."""
+    """A window's name in messages."""
     start = f"{start_ms} ms"
-    with suppress(ArithmeticError, ValueError):  # a time that no calendar has stays a number
+    with suppress(ArithmeticError, ValueError):  # a time outside the calendar stays a number
         start = str(np.datetime64(start_ms, "ms"))[:19] + "Z"
     return f"the window of key {key!r} from {start}" + (
         "" if end_ms is None else f", {end_ms - start_ms} ms long,"
@@ -274,7 +274,7 @@ def int64_column(values: Int64s) -> pa.Array:
 
 
 def words(column: pa.Array) -> Int64s:
-    """The values of a column of eight-byte values as numbers, without a copy; what a null holds is undefined."""
+    """The eight-byte values of a column as integers, without a copy; undefined where null."""
     if not len(column):
         return NO_NUMBERS
     return aligned(np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset))

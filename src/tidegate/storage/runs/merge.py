@@ -1,10 +1,10 @@
-"""Several runs of a bucket become runs that do not overlap, by kind; some keys or rows of a run become a run.
+"""Merge the runs of a bucket into runs that do not overlap, by kind; select keys or rows of a run as a run.
 
-A merge works on directories first: lines of all runs are put in order and joined by key, and only then rows are
-looked at, each key's in order of arrival and sorted where that is not their cursors' order. What happens to
-rows of one identity is the kind's: `append` has none, `last` keeps the one that came last, `fold` merges states.
+A merge first works on the directories: lines of all runs are sorted and joined by key. Then each key's rows are taken
+in order of arrival, and sorted where their cursors do not ascend. Rows of one identity are merged by kind: `append` has
+none, `last` keeps the latest, `fold` merges states.
 
-Runs overlap when their ranges of (hash, key, ts, seq) do. Those that do not are never copied unless asked to.
+Runs overlap when their ranges of (hash, key, ts, seq) do. Runs that do not overlap are copied only with `join`.
 
 Thread rule: pure; the loops run without the interpreter lock.
 """
@@ -52,7 +52,7 @@ from tidegate.storage.spec import Merge, StoreSpec
 
 Identity = tuple[int, bytes, int, int]
 MOST_ROWS = 2**31 - 1
-DELETED = 2  # the place of the tombstone mark among the rows' columns
+DELETED = 2  # the index of the tombstone column among the rows' columns
 
 
 def merge_runs(
@@ -64,7 +64,7 @@ def merge_runs(
     join: bool = False,
     scratch: ScratchLimiter | None = None,
 ) -> list[Run]:
-    """The content of `runs`, given in order of arrival, as runs ascending by (hash, key, ts, seq).
+    """Merge `runs`, given in order of arrival, into runs ascending by (hash, key, ts, seq).
 
     Runs that overlap none of the others come back as they are, without a copy; with `join`, neighbours become
     one as long as they have at most `max_rows` rows together. Runs of more rows are cut. `drop_tombstones` is
@@ -90,13 +90,13 @@ def merge_runs(
 
 
 def merge_bytes(runs: Sequence[Run]) -> int:
-    """What merging the runs takes besides them."""
+    """The memory that merging the runs needs besides them."""
     lists = [merge_need(run.rows.columns) - COPIES * list_bytes(run.rows.columns) for run in runs]
     return COPIES * sum(run.nbytes for run in runs) + sum(lists)
 
 
 def _largest(spec: StoreSpec, runs: Sequence[Run]) -> str:
-    """Whose rows have most of what is to be merged."""
+    """The key and window with the most bytes to merge, as text."""
     run = max(runs, key=lambda each: each.nbytes)
     row = int(np.argmax(merge_needs(run.rows.columns)))
     line = int(np.searchsorted(run.starts, row, side="right")) - 1
@@ -106,9 +106,9 @@ def _largest(spec: StoreSpec, runs: Sequence[Run]) -> str:
 
 
 def select_keys(run: Run, hashes: UInt64s, *, keep: bool) -> Run | None:
-    """The rows of the keys with (`keep`) or without one of these ascending hashes; none when nothing is left.
+    """Select the rows of keys with (`keep`) or without one of these ascending hashes; None when nothing is left.
 
-    Keys that share a hash go together. The run itself comes back when all of it stays; otherwise a copy.
+    Keys that share a hash are selected together. Returns the run itself when all of it stays, otherwise a copy.
     """
     lines, starts = np.empty(run.key_count, np.int32), np.empty(run.key_count + 1, np.int32)
     chosen_hashes = np.ascontiguousarray(hashes, np.uint64)
@@ -157,7 +157,7 @@ def _edges(run: Run) -> tuple[Identity, Identity]:
 
 
 def _clusters(runs: list[Run], joined_rows: int) -> list[list[Run]]:
-    """Runs that overlap put together, ascending; neighbours too while they have at most `joined_rows` rows.
+    """Group overlapping runs, ascending; adjacent ones too while they have at most `joined_rows` rows.
 
     Inside a cluster runs stay in order of arrival.
     """
@@ -184,7 +184,7 @@ def _has_tombstones(spec: StoreSpec, run: Run) -> bool:
 
 
 class _Joined(NamedTuple):
-    """All lines and rows of several runs, behind each other, and the order they are to have."""
+    """All lines and rows of several runs, concatenated, and their merged order."""
 
     keys: KeySource
     columns: list[pa.Array]
@@ -221,7 +221,7 @@ def _behind_each_other(columns: list[pa.Array]) -> pa.Array:
 
 
 def _order_lines(keys: KeySource, run_starts: Int64s) -> tuple[Int32s, npt.NDArray[np.uint8]]:
-    """Lines of several directories in order of (hash, key, run), and which ones have the key of the one before."""
+    """Sort the lines of several directories by (hash, key, run), and flag those with the key of the previous line."""
     count = len(keys.hashes)
     orders = np.empty(count, np.int32), np.empty(count, np.int32)
     hashes = keys.hashes.copy(), np.empty(count, np.uint64)

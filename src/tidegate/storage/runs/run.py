@@ -3,7 +3,7 @@
     directory   hash uint64 | key binary | start int32      one line a key, ascending by (hash, key)
     rows        ts int64 | seq int64 | [deleted bool] | payload…   the rows of key i are start[i] … start[i+1]
 
-`hash` is XXH64 of the key, seed 0: a number kept on disk for ever. Its top ten bits are the key group, so
+`hash` is XXH64 of the key, seed 0, and is part of the disk format. Its top ten bits are the key group, so
 the rows of one key group are one slice. Two keys with one hash are two lines: bytes are always compared.
 
 Invariants: rows of a key ascend by (ts, seq), each identity once; every ts lies in the bucket; the directory
@@ -36,7 +36,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Rows of one bucket. Build one with `runs.building` or `runs.merging`; read one with `packs`."""
+    """Rows of one bucket. Build one with `runs.build` or `runs.merge`; read one with `pack`."""
 
     bucket: int
     directory: pa.RecordBatch
@@ -52,7 +52,7 @@ class Run:
 
     @cached_property
     def nbytes(self) -> int:
-        """Logical bytes: what these rows need, however large the buffers they are slices of."""
+        """Logical bytes: the size of these rows, not of the buffers they are slices of."""
         return int(self.directory.nbytes + self.rows.nbytes)
 
     @cached_property
@@ -61,7 +61,7 @@ class Run:
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int32]:
-        """Where each key's rows start, and one more: where the last one's end."""
+        """The start of each key's rows, and the end of the last key's."""
         starts = np.empty(self.key_count + 1, np.int32)
         starts[:-1] = self._numbers(self.directory.column(2))
         starts[-1] = self.row_count
