@@ -247,7 +247,7 @@ class DedupeOperator:
     ) -> None:
         """Attach the operator's stores to the task; `values` is the schema of the user's columns.
 
-                `partitions`, `idle_close` and `stamped` are those of windows: which partitions to wait for, how long a
+        `partitions`, `idle_close` and `stamped` are those of windows: which partitions to wait for, how long a
         silent one is waited for, and whether stream times come from before a shuffle. Records further than
         `ahead_ms` ahead of the round's time advance no clock, as with a window's future guard. `bucket_ms` is how
         much stream time is dropped at a time: an eighth of what is kept, but at least a minute.
