@@ -39,19 +39,19 @@ keep the copy. `tests/support/validation_rules.py` has the same rules in plain P
 
 Validating batches
 ------------------
-The integrity decision table over whole batches: and what is done around it: unmanaged records, pushes, stops.
+Applies the decision table to whole batches, and handles unmanaged records, pushes and stops.
 
-Walks records in offset order with one state row per producer, found by GUID. A row is judged on a scratch copy of
-its producer, which takes the producer's place only if the verdict says so; a record that simply continues its
-chain takes a short way, in place.
+It walks records in offset order with one state row per producer, found by GUID. A record is validated on a scratch copy
+of its producer's row, which replaces the row only if the rule says so; a record that simply continues its chain takes a
+fast path, in place.
 
-`validate_batch` answers the first row it has not judged, and in `state` why it stopped there:
+`validate_batch` returns the first row it has not validated, and in `state` the reason:
 
-    DONE          there are no more
+    DONE          no more rows
     STOPPED       this row has a fault that stops the partition; its verdict is set, the state is as before it
-    NO_ROOM       a new producer, and no free row: grow the rows and go on
-    NEEDS_SUMS    a chain summed up by ADHASH, and `field_sums` is empty: compute them and go on
-    PUSH_ENDS     this row ends the push: compare its manifest, set `checked` to its offset, and go on
+    NO_ROOM       a new producer, and no free row: grow the rows and call again
+    NEEDS_SUMS    a chain with an ADHASH checksum, and `field_sums` is empty: compute them and call again
+    PUSH_ENDS     this row ends the push: compare its manifest, set `checked` to its offset, and call again
 """
 
 from __future__ import annotations
