@@ -175,7 +175,7 @@ def count_malformed(data: Any, bounds: Any, valid: Any, valid_start: int) -> int
 
 @kernel(INT64(BYTES, BYTES, BYTES, INT64S))
 def lay_out(lows: Any, highs: Any, flags: Any, places: Any) -> Any:
-    """Where each group's limbs begin; answers how many there are in all. A flagged group needs none."""
+    """Where each group's limbs begin; returns how many there are in all. A flagged group needs none."""
     filled = int64(0)
     for group in range(lows.shape[0]):
         places[group] = filled
@@ -245,7 +245,7 @@ def add_sums(
 def settle(limbs: Any, lows: Any, flags: Any, places: Any, bounds: Any) -> Any:
     """Carry, and find what is to be written: digits from limb places[group] on, from position lows[group] on.
 
-    `bounds` gets the offsets of the written sums; answers their bytes, or -1 when those are more than a column
+    `bounds` gets the offsets of the written sums; returns their bytes, or -1 when those are more than a column
     can have.
     """
     filled = int64(0)

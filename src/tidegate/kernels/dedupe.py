@@ -217,7 +217,7 @@ def fingerprint_pairs(
     prints: Any,
     marks: Any,
 ) -> Any:
-    """The fingerprint of each masked row's (key, id), low word first, and a mark for it; answers how many.
+    """The fingerprint of each masked row's (key, id), low word first, and a mark for it; returns how many.
 
     No mask at all: every row takes part. Marks have the row in their lowest `row_bits`.
     """
@@ -314,7 +314,7 @@ def _same_print(source: Any, row: Any, other: Any) -> bool:
 
 @kernel(INT64(READ_UINT64S, INT64, READ_BYTES, INT32S, INT32S))
 def arrange_rows(marks: Any, row_bits: int, prints: Any, rows: Any, starts: Any) -> Any:
-    """Rows by ascending marks in the order of runs, and where each identity's rows start; answers how many.
+    """Rows by ascending marks in the order of runs, and where each identity's rows start; returns how many.
 
     `starts` has one number more: where the last one's end. Rows of one identity stay as they came. `prints` are the
     bytes of all fingerprints.

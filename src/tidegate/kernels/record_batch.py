@@ -286,7 +286,7 @@ def refusal(row: Any) -> int:
 def choose_batches(rows: Any, from_offset: int, to_offset: int, chosen: Any) -> tuple[int, int, int]:
     """Set `chosen[i]` to 1 for each batch with offsets from `from_offset` up to, not including, `to_offset`.
 
-    Answers how many those are; or stops at the first that breaks a rule, with its index and the rule.
+    Returns how many those are; or stops at the first that breaks a rule, with its index and the rule.
     """
     count = 0
     for index in range(len(rows)):
@@ -479,7 +479,7 @@ def fetch_ahead(content: Any, position: int) -> None:
 def put(column: Column, index: int, source: Any, position: int, end: int) -> tuple[int, int]:
     """Append the sized field at `position` as value `index`.
 
-    Answers the position after it (above `end` when it is malformed), and the room the column must have when
+    Returns the position after it (above `end` when it is malformed), and the room the column must have when
     it was too small (0 when it was not).
     """
     length, position = read_varint(source, position, end)
@@ -505,7 +505,7 @@ def put_headers(
 ) -> tuple[int, int, int]:
     """Append the `count` headers at `position`, `first` being there already and `room` all that fit.
 
-    Answers the position after them (above `end` when they are malformed), and which column is full (`DONE` for
+    Returns the position after them (above `end` when they are malformed), and which column is full (`DONE` for
     none) with the room it must have.
     """
     if count < 0 or count > end - position:
@@ -531,7 +531,7 @@ def decode_records(
 ) -> int:
     """Append the records of `batches` with offsets from `from_offset` up to, not including, `to_offset`.
 
-    Answers `DONE`, or why it stopped; `into[0]` then says where.
+    Returns `DONE`, or why it stopped; `into[0]` then says where.
     """
     source, progress = pointer(buffer), into[0]
     offsets, timestamps = pointer(arrays.offset), pointer(arrays.timestamp)

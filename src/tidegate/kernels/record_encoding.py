@@ -196,7 +196,7 @@ def encode_records(
 ) -> int:
     """Write rows `start` to `stop` at `position` of the buffer, which `size_records` measured for them.
 
-    Answers the position after them.
+    Returns the position after them.
     """
     target = pointer(buffer)
     timestamps, deltas, explicit = pointer(source.timestamp), pointer(source.deltas), len(source.deltas) > 0

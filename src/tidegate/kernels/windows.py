@@ -110,7 +110,7 @@ def assign_panes(
     first_start: Any,
     late_windows: Any,
 ) -> tuple[int, int, int]:
-    """Fill a row for each record; answers how many are taken, how many of those only by some of their windows,
+    """Fill a row for each record; returns how many are taken, how many of those only by some of their windows,
     and how many windows in all were closed to a record.
 
     Records with a verdict above `highest_verdict` are left out; `judged` must be at least 0 for the others.
@@ -190,7 +190,7 @@ def list_windows(
 ) -> int:
     """One line for each pane and window it belongs to, of windows that start from `lowest` to `highest`.
 
-    Answers how many lines there are; with no room given it only counts.
+    Returns how many lines there are; with no room given it only counts.
     """
     line = 0
     room = rows.shape[0]
@@ -323,7 +323,7 @@ def list_hops(
 ) -> Any:
     """The windows from `lowest` to `highest` of panes that all their windows take, each once, ascending.
 
-    Answers how many there are; with no room given it only counts.
+    Returns how many there are; with no room given it only counts.
     """
     found = int64(0)
     room = numbers.shape[0]
