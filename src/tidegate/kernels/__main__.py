@@ -1,4 +1,4 @@
-"""`python -m tidegate.kernels`: compile every kernel that no cache has, and say how far that is.
+"""`python -m tidegate.kernels`: compile every kernel that is in no cache, and show the progress.
 
 Set-up and image builds run it once, so that no later start waits for compiling. There is one process for each core.
 `--check` compiles nothing: it prints, as JSON, how many kernels there are and are compiled, the folders

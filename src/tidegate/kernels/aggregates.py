@@ -2,7 +2,7 @@
 
 Exact sums
 ----------
-Sums of doubles without any rounding, as numbers in base 2^32 that grow where they must.
+Exact sums of doubles, as numbers in base 2^32 of variable length.
 
 A sum is Σ digit[i] · 2^(32·(low + i) − 1088): digits are 32 bits each, the top one signed (two's complement).
 Position 0 lies below the smallest double, so every finite double is a whole number of units, and sums of any
@@ -10,38 +10,38 @@ number of them are exact. Written down:
 
     flags u8 | low u8 | digits u32…      little-endian; flags: 1 saw +∞, 2 saw −∞, 4 saw NaN
 
-in one way only: no digit at the low end is 0, none at the top repeats the sign of the one below, no digits at
-all for 0 and next to a flag. So equal multisets of inputs have equal bytes, however they were cut and merged.
+The form is canonical: the lowest digit is not 0, the top digit is not a mere repetition of the sign, and there are no
+digits for 0 or with a flag. So equal multisets of inputs have equal bytes, however they were divided and merged.
 
 While adding, each group has a row of int64 limbs, one for each digit between the lowest and the highest
 position of its inputs and one more for carries. A limb takes 2^31 addends before it could overflow, more than an
-Arrow column has. Work goes: `span_*` (which positions), `lay_out` (limbs), `add_*`, `settle` (carries,
+Arrow column has. The steps are `span_*` (positions), `lay_out` (limbs), `add_*`, `settle` (carries,
 lengths), `write_sums`. Validity is a bitmap from bit `valid_start` on; no bytes means that all are valid.
 
 Exact sums in a narrow range of exponents
 -----------------------------------------
-Exact sums of doubles that lie within a few powers of two of each other, as amounts of money do.
+Exact sums of doubles within a narrow range of exponents, such as amounts of money.
 
-The same sums as `exact_sum.py` writes, byte by byte, where 128 bits are enough for the sum of all values, from the
-lowest bit of the smallest to the sign: two words for each group, one pass to add, one to write.
+Writes the same bytes as `write_sums`, where 128 bits suffice for the sum of all values, from the lowest bit of the
+smallest to the sign: two words per group, one pass to add, one to write.
 
     lower word, bit 0   whether the group has a value
     bits 1 … 127        the sum, in units of the lowest bit that any value has, two's complement
 
 Folds
 -----
-Values added up or chosen from, group by group: `groups[row]` says which group a row belongs to.
+Sums and extrema by group; `groups[row]` is the group of a row.
 
     count_rows   rows of each group
     add_numbers  sums of int64
     add_wide     sums of whole numbers of one, two or four 64-bit words (decimals), in two or four words
     pick_rows    the row with the lowest or highest order key
 
-Validity is a bitmap from bit `valid_start` on; no bytes means that all are valid. Sums of doubles: `exact_sum.py`.
+Validity is a bitmap from bit `valid_start` on; no bytes means that all are valid. Sums of doubles: see above.
 
 HyperLogLog
 -----------
-HyperLogLog sketches: made of hashes, merged, and read.
+HyperLogLog sketches: built from hashes, merged, and estimated.
 
 A sketch has 4096 registers of 0 to 53. Its bytes are
 
@@ -157,7 +157,7 @@ def span_sums(
 
 @kernel(INT64(READ_BYTES, READ_INT32S, READ_BYTES, INT64))
 def count_malformed(data: Any, bounds: Any, valid: Any, valid_start: int) -> int:
-    """How many values are not written sums."""
+    """The number of values that are not valid encoded sums."""
     source = pointer(data)
     malformed = 0
     for row in range(bounds.shape[0] - 1):
@@ -175,7 +175,7 @@ def count_malformed(data: Any, bounds: Any, valid: Any, valid_start: int) -> int
 
 @kernel(INT64(BYTES, BYTES, BYTES, INT64S))
 def lay_out(lows: Any, highs: Any, flags: Any, places: Any) -> Any:
-    """Where each group's limbs begin; answers how many there are in all. A flagged group needs none."""
+    """Where each group's limbs begin; returns how many there are in all. A flagged group needs none."""
     filled = int64(0)
     for group in range(lows.shape[0]):
         places[group] = filled
@@ -245,7 +245,7 @@ def add_sums(
 def settle(limbs: Any, lows: Any, flags: Any, places: Any, bounds: Any) -> Any:
     """Carry, and find what is to be written: digits from limb places[group] on, from position lows[group] on.
 
-    `bounds` gets the offsets of the written sums; answers their bytes, or -1 when those are more than a column
+    `bounds` gets the offsets of the written sums; returns their bytes, or -1 when those are more than a column
     can have.
     """
     filled = int64(0)
@@ -258,7 +258,7 @@ def settle(limbs: Any, lows: Any, flags: Any, places: Any, bounds: Any) -> Any:
                 total = limbs[at] + carry
                 carry = total >> 32
                 limbs[at] = total & _DIGIT
-            # the last limb was room: what is carried out of it is nothing but the sign
+            # the last limb is for carries: its own carry is only the sign
             while stop > start and limbs[stop - 1] == carry & _DIGIT:
                 below = int64(0) if stop - 1 == start else limbs[stop - 2]
                 if (below >> 31) != (carry & 1):
@@ -351,7 +351,7 @@ def _nearest(source: Any, start: int, digits: int, scale: int) -> Any:
 
 @register_jitable
 def _nearest_short(source: Any, start: int, digits: int) -> Any:
-    """What `_nearest` answers for at most three digits and no scale, in two words and without a loop."""
+    """`_nearest` for at most three digits and no scale, in two words and without a loop."""
     at = start + HEADER
     if digits == 3:
         low, high = load_word(source, at), (int64(_load_digit(source, at + 8)) ^ _SIGN) - _SIGN
@@ -394,7 +394,7 @@ def round_sums(data: Any, bounds: Any, valid: Any, valid_start: int, scale: int,
         start, stop = int64(bounds[row]), int64(bounds[row + 1])
         flags = load(source, start)
         digits = (stop - start - HEADER) >> 2
-        # neither below the normal doubles nor above them, wherever the first bit is
+        # in the range of normal doubles, for any position of the first bit
         if flags == 0 and scale == 0 and 0 < digits <= 3 and 3 <= load(source, start + 1) <= 60:
             results[row] = _nearest_short(source, start, digits)
         elif flags & SAW_NAN or flags == SAW_PLUS | SAW_MINUS:
@@ -459,7 +459,7 @@ def add_narrow(values: Any, valid: Any, valid_start: int, groups: Any, low: int,
 
 @kernel(INT64(UINT64S, INT64, INT32S, BYTES, BYTES))
 def write_narrow(sums: Any, low: int, bounds: Any, data: Any, valid: Any) -> Any:
-    """Write the sums as `exact_sum.write_sums` does; answers how many bytes they are.
+    """Write the sums as `write_sums` does; returns their total bytes.
 
     `data` has room for MOST_DIGITS digits a group and a header, `valid` (zeros at first) gets a bit for each group
     with a value.
@@ -467,7 +467,7 @@ def write_narrow(sums: Any, low: int, bounds: Any, data: Any, valid: Any) -> Any
     target = pointer(data)
     position = low - 1075 + UNITS
     shift, first = np.uint64(position & 31), position >> 5
-    # the sum moved up to where digits begin: two words, and what is above them
+    # the sum shifted to a digit boundary: two words, and the bits above them
     down = _U33 - shift
     at = int64(0)
     bounds[0] = 0
@@ -479,7 +479,7 @@ def write_narrow(sums: Any, low: int, bounds: Any, data: Any, valid: Any) -> Any
             high = int64(upper) >> int64(down)
             low_word = (((lower >> _ONE) << shift) & _DIGIT_WORD) | (middle << _U32)
             high_word, above = (middle >> _U32) | (np.uint64(high) << _U32), high >> 32
-            # bits that differ from the sign, and how many digits these and a sign take
+            # bits that differ from the sign, and the number of digits for them and a sign
             sign = np.uint64(high >> 63)
             if np.uint64(above) != sign:
                 stop = int64(4) + ((64 - leading_zeros(np.uint64(above) ^ sign)) >> 5) + 1
@@ -497,7 +497,7 @@ def write_narrow(sums: Any, low: int, bounds: Any, data: Any, valid: Any) -> Any
                 start += 1
             store(target, at, 0)
             store(target, at + 1, first + start if start < stop else 0)
-            # all digits there can be: those that are not wanted are written over, or lie in the room behind
+            # write all possible digits: surplus ones are overwritten, or lie in the spare room at the end
             store_word(target, at + HEADER, low_word)
             store_word(target, at + HEADER + 8, high_word)
             store_half(target, at + HEADER + 16, above)

@@ -1,4 +1,4 @@
-"""Says that kernels are being compiled, and how far that is: to whoever listens, else to the log.
+"""Report the progress of kernel compilation: to a listener if there is one, else to the log.
 
 A first start after an installation compiles the kernels it calls, a few seconds for each. Which ones a command will
 call is not known before, so the total is a bound: the kernels of the modules that were imported and are in no cache.
@@ -21,7 +21,7 @@ logger = logging.getLogger("tidegate.kernels")
 
 @dataclass(frozen=True, slots=True)
 class CompileProgress:
-    """How far this process is: `kernel` is being compiled now (empty: none is), `folder` keeps what is compiled."""
+    """The progress of this process: `kernel` is being compiled (empty: none), `folder` is the cache folder."""
 
     kernel: str
     compiled: int
@@ -30,7 +30,7 @@ class CompileProgress:
 
     @property
     def kept(self) -> str:
-        """Whether the next start has to compile again, as part of a sentence."""
+        """Whether the next start must compile again, as part of a sentence."""
         if self.folder is None:
             return "at every start, as no folder can be written; NUMBA_CACHE_DIR names one"
         return f"once; kept in {self.folder}"
@@ -43,13 +43,13 @@ _logged = False
 
 
 def listen(listener: Callable[[CompileProgress], None] | None) -> None:
-    """Call `listener` when a kernel begins to be compiled and when it is ready; without one, the log is told once."""
+    """Call `listener` at the start and end of each compilation; without one, a single line is logged."""
     global _listener
     _listener = listener
 
 
 def begin(kernel: str, *, missing: int, folder: Path | None) -> None:
-    """Tell that a kernel is compiled now, one of at most `missing`."""
+    """Report that a kernel is being compiled, one of at most `missing`."""
     global _logged
     _under_way.append(CompileProgress(kernel, _compiled, _compiled + missing, folder))
     if _listener is not None:
@@ -64,7 +64,7 @@ def begin(kernel: str, *, missing: int, folder: Path | None) -> None:
 
 
 def finish() -> None:
-    """Tell that the kernel begun last is ready."""
+    """Report that the last kernel is ready."""
     global _compiled
     _compiled += 1
     done = _under_way.pop()

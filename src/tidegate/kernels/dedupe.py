@@ -2,29 +2,29 @@
 
 Decisions
 ---------
-The verdicts of deduplication, in a kernel.
+Computes the verdicts of deduplication.
 
-`decide` walks groups of one identity, which `fingerprints.py` made. Times at which the identity was accepted are kept
-sorted; a record meets those less than the horizon from it. All numbers are as `windows/operators/dedupe.py` has them.
+`decide` walks groups of records with one identity, in the order of `arrange_rows`. The times at which the identity was
+accepted are kept sorted; a record is compared with those less than the horizon from it. All numbers are defined in
+`windows/operators/dedupe.py`.
 
 Fingerprints
 ------------
-Identities as fingerprints, many at once, and the records that have them put in the order of runs.
+Computes fingerprints of identities, and sorts the records into the order of runs.
 
 An identity is the pair (record key, id), both bytes. Its fingerprint is SipHash-2-4 with 128 bits of output of
 
     key, filled up with zeros to whole words | id, the same | length of key u32 LE | length of id, 3 bytes LE
 
-so no two pairs are one message. It is kept as 16 bytes: the low word little-endian, then the high one. One message
-after the other, a processor mostly waits for the last operation; here `LANES` of them go on side by side, word by
-word, which compilers make vectors of.
+so different pairs are different messages. It is stored as 16 bytes: the low word little-endian, then the high one. A
+single message is a chain of dependent operations; here `LANES` messages are processed in parallel, word by word, which
+compilers vectorise.
 
-Rows come into the order a run's directory has, by XXH64 of those 16 bytes, by sorting one number each, which
-processors do very fast: upper bits of the hash above, the row below. `arrange_rows` then settles the few that are
-alike so far. What is written once more, costs more than what is read from anywhere: nothing is copied that a row
-number can stand for.
+Rows are sorted into the order of a run's directory, by XXH64 of those 16 bytes, through one integer per row: upper bits
+of the hash, then the row number. `arrange_rows` then orders the few that are equal so far. Rows are referred to by
+number instead of being copied, because extra writes cost more than random reads.
 
-Callers prove (K2): offsets of keys and ids never fall and end inside their bytes.
+Callers guarantee (K2): offsets of keys and ids never decrease and end inside their bytes.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def fingerprint_pairs(
     prints: Any,
     marks: Any,
 ) -> Any:
-    """The fingerprint of each masked row's (key, id), low word first, and a mark for it; answers how many.
+    """The fingerprint of each masked row's (key, id), low word first, and a mark for it; returns how many.
 
     No mask at all: every row takes part. Marks have the row in their lowest `row_bits`.
     """
@@ -314,7 +314,7 @@ def _same_print(source: Any, row: Any, other: Any) -> bool:
 
 @kernel(INT64(READ_UINT64S, INT64, READ_BYTES, INT32S, INT32S))
 def arrange_rows(marks: Any, row_bits: int, prints: Any, rows: Any, starts: Any) -> Any:
-    """Rows by ascending marks in the order of runs, and where each identity's rows start; answers how many.
+    """Rows by ascending marks in the order of runs, and where each identity's rows start; returns how many.
 
     `starts` has one number more: where the last one's end. Rows of one identity stay as they came. `prints` are the
     bytes of all fingerprints.
@@ -398,7 +398,7 @@ def _first_at(times: Any, count: Any, wanted: Any) -> Any:
 
 @register_jitable
 def _is_near(later: Any, earlier: Any, within: Any) -> Any:
-    """Whether two times are less than `within` apart; their difference always fits a word without a sign."""
+    """Whether two times are less than `within` apart; their difference fits an unsigned word."""
     return np.uint64(later) - np.uint64(earlier) < np.uint64(within)
 
 
@@ -528,7 +528,7 @@ def decide(
 
 @kernel(INT64(READ_INT32S, READ_INT32S, INT32S, INT32S))
 def list_kept(rows: Any, starts: Any, groups: Any, kept: Any) -> Any:
-    """The group and the row of everything that is to be kept; answers how many."""
+    """Write the group and the row of everything to be kept; returns the count."""
     found = int64(0)
     for group in range(starts.shape[0] - 1):
         for place in range(starts[group], starts[group + 1]):

@@ -1,53 +1,51 @@
-"""How kernels are compiled and cached, and the intrinsics they are written with.
+"""Compilation and caching of kernels, and the intrinsics they use.
 
 Reading and writing memory through pointers
 -------------------------------------------
-Reading, writing and copying inside kernels, through plain pointers.
+Intrinsics to read, write and copy through plain pointers.
 
-`pointer(array)` is taken once, at the top of a kernel; from then on nothing counts references, which would
-otherwise cost more than the work itself. Compiled, each function here is one machine operation without any
-check (a kernel proves its positions first, K2). In plain Python, which is how `kernel.py_func` runs, a
-pointer is the array itself and each function refuses to leave it. So it is in kernels compiled with
-`NUMBA_BOUNDSCHECK=1`, which is how the whole of the tests can ask whether K2 holds.
+`pointer(array)` is called once, at the top of a kernel; it avoids reference counting, which would cost more than the
+work itself. Compiled, each function here is one machine operation without bounds checks (a kernel proves its positions
+first, K2). In plain Python (`kernel.py_func`), a pointer is the array itself and each function checks bounds. Kernels
+compiled with `NUMBA_BOUNDSCHECK=1` check bounds, too, so that the whole test suite can verify K2.
 
-A pointer holds nothing. Arguments outlive the kernel; an array that the kernel makes itself is let go behind its last
-mention, and its memory is then anybody's, while a pointer to it goes on. So it is mentioned once more, by `keep`,
-behind the last use of its pointer (`tests/kernels/test_memory.py` looks for it).
+A pointer does not keep its array alive. Arguments outlive the kernel; an array that the kernel allocates is freed after
+its last use, and a pointer to it would dangle. So the kernel calls `keep` on it after the last use of the pointer
+(`tests/kernels/test_memory.py` checks this).
 
 Arithmetic on 64-bit words
 --------------------------
-Arithmetic on whole 64-bit words inside kernels: counting zero bits, and products of 128 bits.
+Intrinsics for 64-bit words: counting zero bits, and 128-bit products.
 
-Words are unsigned numpy numbers, compiled or not. Compiled, each function is one machine operation; in plain
-Python it computes with numbers of any size and cuts them.
+Words are unsigned numpy numbers, compiled or not. Compiled, each function is one machine operation; in plain Python it
+computes with unbounded integers and truncates them.
 
 Words and keys in byte arrays
 -----------------------------
-Whole words out of bytes, keys copied and compared, inside kernels.
+Intrinsics to load words from bytes, and to copy and compare keys.
 
 Compiled, `load_word` and `store_word` are one access of any alignment without a check (a kernel proves its positions
-first, K2); in plain Python they refuse to leave the array, as `memory` does.
+first, K2); in plain Python they check bounds, as the functions above do.
 
 Memory by address
 -----------------
-Reading and copying memory at an address, inside kernels.
+Intrinsics to read and copy memory at an address.
 
-Arrays that come and go in large, changing sets (the columns of many runs) cannot each be an argument of a
-kernel. They are handed over as a table of addresses; whoever fills that table keeps the arrays alive beside it
-until the kernel is done. Compiled, each function here is one load without any check. In plain Python the same
-memory is read through ctypes.
+Large, changing sets of arrays (the columns of many runs) cannot each be an argument of a kernel. They are passed as a
+table of addresses; the owner of the table keeps the arrays alive until the kernel returns. Compiled, each function here
+is one load without a check. In plain Python the same memory is read through ctypes.
 
 Calls of C functions
 --------------------
-Calling functions of C by their address, inside kernels.
+Intrinsics to call C functions by address.
 
-Arguments and results are 64-bit words: numbers, or addresses of what the caller keeps alive. A result that the function
-declares narrower has its upper bits undefined, so whoever calls such a function looks at what it wrote instead. In
-plain Python the same function is called through ctypes.
+Arguments and results are 64-bit words: numbers, or addresses of memory that the caller keeps alive. A result of a
+narrower type has undefined upper bits, so callers of such a function read what it wrote instead. In plain Python the
+same function is called through ctypes.
 
 Compilation and caching
 -----------------------
-How a kernel is compiled and cached, and the names its signature is written in.
+The decorator that compiles and caches kernels, and the type names for their signatures.
 
 numba keeps a compiled kernel until the file that defines it changes, and ignores the functions that it calls. Here a
 kernel is stamped by its own bytecode and that of everything it calls (`stamp_of`): an edited `read_varint` recompiles
@@ -55,10 +53,10 @@ kernel is stamped by its own bytecode and that of everything it calls (`stamp_of
 `NUMBA_BOUNDSCHECK=1` in the environment kernels are compiled with checks of every index; `NUMBA_CACHE_DIR`
 then keeps them apart from the others.
 
-A kernel is loaded when it is called first, or when a kernel that calls it is compiled: whoever imports a room does not
-wait for loops it never runs (5 ms and 0.3 MiB each; a command line runs a few of them, not a hundred).
+A kernel is loaded at its first call, or when a kernel that calls it is compiled, so that an import does not load
+kernels that are never run (5 ms and 0.3 MiB each; a command line runs a few of them, not a hundred).
 
-Thread rule: any. Loading happens once, under numba's own lock, because a user's compiled function may be what asks.
+Thread rule: any. Loading happens once, under numba's own lock, because a user's compiled function may trigger it.
 """
 
 from __future__ import annotations
@@ -85,7 +83,7 @@ from tidegate.kernels import compile_progress, kernel_cache
 
 # -- reading and writing memory through pointers ---------------------------------------------------
 
-# numba's own annotations do not describe what its decorators make of a function
+# numba's annotations do not describe the result of its decorators
 types: Any = numba.types
 type_callable: Any = numba.extending.type_callable
 lower_builtin: Any = numba.extending.lower_builtin
@@ -128,12 +126,12 @@ def place(context: Any, builder: Any, kind: Any, value: Any, index: Any, length:
 
 
 def pointer(array: Any) -> Any:
-    """Where the elements of `array` lie."""
+    """The address of the elements of `array`."""
     return array
 
 
 def keep(array: Any) -> None:
-    """An array of the kernel's own is there until here, for whoever has a pointer to it."""
+    """Keep an array that the kernel allocated alive up to this call, for pointers to it."""
 
 
 def load(source: Any, index: int) -> int:
@@ -153,14 +151,14 @@ def store(target: Any, index: int, value: int) -> None:
 
 
 def copy(target: Any, into: int, source: Any, out_of: int, length: int) -> None:
-    """Copy `length` bytes between two places that do not overlap."""
+    """Copy `length` bytes between ranges that do not overlap."""
     if length < 0 or not (0 <= into <= len(target) - length and 0 <= out_of <= len(source) - length):
         raise IndexError(f"copy of {length} bytes, from {out_of} of {len(source)} to {into} of {len(target)}")
     target[into : into + length] = source[out_of : out_of + length]
 
 
 def prefetch(array: Any, index: int) -> None:
-    """Have element `index` brought into the cache. It may lie outside: a hint reads nothing, and never fails."""
+    """Prefetch element `index` into the cache. It may be out of bounds: a hint reads nothing and never fails."""
 
 
 @lowered(pointer, lambda array: (array if CHECKED else types.CPointer(array.dtype))(array))
@@ -249,12 +247,12 @@ def multiply_low(left: Any, right: Any) -> Any:
 
 
 def add_words(left: Any, right: Any) -> Any:
-    """The sum, without what does not fit."""
+    """The sum modulo 2^64."""
     return np.uint64((int(left) + int(right)) & _MASK)
 
 
 def subtract_words(left: Any, right: Any) -> Any:
-    """The difference, beginning again from the top below zero."""
+    """The difference modulo 2^64."""
     return np.uint64((int(left) - int(right)) & _MASK)
 
 
@@ -347,7 +345,7 @@ def _store_half(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 @register_jitable
 def copy_key(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> None:
-    """Copy a key between two places that do not overlap: most are a few words, which no call is worth."""
+    """Copy a key between ranges that do not overlap, inline, because most keys are a few words."""
     if length > 32:
         copy(target, into, source, out_of, length)
     elif length >= 8:
@@ -404,7 +402,7 @@ def compare(left: Any, left_start: Any, left_stop: Any, right: Any, right_start:
 
 
 def address_of(array: Any) -> int:
-    """Where the elements of `array` lie; it must outlive whoever is told."""
+    """The address of the elements of `array`, which must outlive every use of the address."""
     return int(array.ctypes.data)
 
 
@@ -548,16 +546,16 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def load_kernels(module: ModuleType) -> None:
-    """Have a module's kernels ready now rather than at their first calls."""
+    """Load a module's kernels now instead of at their first calls."""
     for value in vars(module).values():
         if isinstance(value, Dispatcher) and hasattr(value, "load"):
             value.load()
 
 
 def kernels_to_compile() -> list[list[tuple[str, str]]]:
-    """The kernels that no cache has, as (module, name), in groups that call none of each other; largest first.
+    """The kernels missing in all caches, as (module, name), in independent groups; largest first.
 
-    A kernel is compiled with the kernels that it calls, so these are in its group: no two processes compile one twice.
+    A kernel is compiled with the kernels it calls, so they share a group: no kernel is compiled by two processes.
     """
     missing = {each.py_func: each for each in _kernels if each.where() is None}
     groups: list[tuple[set[Any], int]] = []
@@ -578,7 +576,7 @@ def kernels_to_compile() -> list[list[tuple[str, str]]]:
 
 
 def compile_kernels(names: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Compile some kernels into the cache, silently; their names."""
+    """Compile kernels into the cache without output; returns their names."""
     compile_progress.listen(lambda _: None)
     for module, name in names:
         getattr(import_module(module), name).load()
@@ -591,9 +589,9 @@ def all_kernels() -> list[Any]:
 
 
 def _load_when_asked(dispatcher: Any, signature: Any) -> None:
-    """Stand in for the two ways in which numba asks for a compiled version: a call, and a caller being compiled.
+    """Intercept the two ways in which numba requests a compiled version: a call, and the compilation of a caller.
 
-    Left to itself it would compile for the types it meets there, one version for each.
+    By default numba would compile one version for each set of argument types.
     """
 
     def loaded() -> None:
@@ -604,7 +602,7 @@ def _load_when_asked(dispatcher: Any, signature: Any) -> None:
                 del dispatcher._compile_for_args, dispatcher.get_call_template
 
     def called(*_: Any) -> Any:
-        """What numba is to call with the same arguments: the kernel again, which now compares their types."""
+        """Return the kernel for numba to call with the same arguments; it now compares their types."""
         loaded()
         return dispatcher
 
@@ -617,7 +615,7 @@ def _load_when_asked(dispatcher: Any, signature: Any) -> None:
 
 
 def _load_kernel(dispatcher: Any, signature: Any) -> None:
-    """Take a kernel from the cache; else compile it, and tell that before and after."""
+    """Load a kernel from the cache; else compile it, and report before and after."""
     try:
         dispatcher.compile(signature)
     finally:
@@ -631,7 +629,7 @@ def _begin(dispatcher: Any, folder: Path | None) -> None:
 
 
 def stamp_of(function: Callable[..., Any]) -> str:
-    """A digest of all that a kernel's machine code is made from: its bytecode, and that of what it calls.
+    """A digest of the source of a kernel's machine code: its bytecode, and that of everything it calls.
 
     Constants and functions are looked up by name in the globals of the function that mentions them, and followed to
     kernels, to jitted helpers and to what `lowered` emits for an intrinsic. Comments, names of lines and other
@@ -644,7 +642,7 @@ def stamp_of(function: Callable[..., Any]) -> str:
 
 
 def _parts(function: Any, seen: set[Any]) -> Iterator[bytes]:
-    """The bytecode of a function, then what its global names stand for, each function once."""
+    """Yield the bytecode of a function, then the values of its globals, each function once."""
     if function in seen:
         return
     seen.add(function)
@@ -682,7 +680,7 @@ def _global_names(code: CodeType) -> list[str]:
 
 
 def _constant(value: Any) -> bytes:
-    """What a global that is no function adds to a stamp: content where it has any, else its name."""
+    """A non-function global's contribution to a stamp: its content if it has any, else its name."""
     if isinstance(value, np.ndarray):
         return repr((value.dtype, value.shape)).encode() + value.tobytes()
     if isinstance(value, frozenset):

@@ -2,25 +2,25 @@
 
 Reading
 -------
-A column of JSON objects into flat columns of their declared fields, in one pass.
+Parses a column of JSON objects into flat columns of their declared fields, in one pass.
 
-A row is a good one, or has no value, or is *irregular*: this kernel cannot say what is in it, and a full parser
-must. So what is called good here is exact, and everything else is left alone: text that is not JSON, a declared
-field twice, another type than declared, numbers of too many digits, half a surrogate pair, names with escapes.
-Fields that are not declared are checked and passed over. A required field that is null or absent is irregular.
+A row is good, has no value, or is *irregular*: then a full parser must read it. Good rows are exact. Irregular are text
+that is not JSON, a declared field that occurs twice, another type than declared, numbers with too many digits, half a
+surrogate pair, and names with escapes. Undeclared fields are checked and skipped. A required field that is null or
+absent is irregular.
 
-Columns of the same sort lie one after the other: field f of a row of n has its number at slot × n + row, its
-string's end at slot × (n + 1) + row + 1, its string's bytes from slot × room on, its flag at f × n + row.
+Columns of one kind are concatenated: with n rows, field f of a row has its number at slot × n + row, its string's end
+at slot × (n + 1) + row + 1, its string's bytes from slot × room on, its flag at f × n + row.
 
 Writing
 -------
-Rows of columns as JSON objects: whole numbers, doubles and ready texts, written side by side in one pass.
+Writes rows of columns as JSON objects in one pass: integers, doubles and prepared texts.
 
 A double is written here when a decimal number of at most 15 digits is exactly it: such a decimal is the only one of
 so few digits that reads back as this double, so it is also the shortest. Of a value x that is m / 10^k for a whole
 m below 10^15 the least such k is tried out: m is exact in a double, 10^k is too up to 10^22, and a division rounds
 once, so m / 10^k == x says that the text reads back as x. All other doubles (long fractions, very large, very small,
-minus zero, no number) are left to the caller, who hands their texts in.
+minus zero, NaN) are left to the caller, which passes their texts.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ REMEMBERED: Final = 8  # members of a row that are passed over and may come agai
 def find_field(
     source: Any, at: int, close: int, names: Any, name_limits: Any, fields: int, expected: int
 ) -> int:
-    """Which declared field is called source[at:close]; -1 for none of them."""
+    """The index of the declared field named source[at:close]; -1 for none."""
     for step in range(fields):
         field = expected + step
         if field >= fields:
@@ -177,7 +177,7 @@ def read_json_rows(
     data: Any, bounds: Any, present: Any, names: Any, name_bounds: Any, kinds: Any, slots: Any, required: Any,
     room: int, numbers: Any, string_ends: Any, string_content: Any, valid: Any, verdicts: Any, seen: Any,
 ) -> int:  # fmt: skip
-    """Read every row; how many are irregular.
+    """Read every row; returns the number of irregular ones.
 
     `seen` has room for one number a field and is used up here; `room` is the bytes each string column has, at
     least as many as all rows have together.

@@ -2,20 +2,20 @@
 
 JSON text
 ---------
-Walking over JSON text inside kernels: blanks, strings, numbers and whole values, each checked as it is passed.
+Scans JSON text inside kernels: whitespace, strings, numbers and whole values, with validation.
 
-Every function here is given the end of the text, never looks beyond it, and answers `NOWHERE` when the text is
-not JSON or is more than it knows: text that is passed is JSON, and a caller with another answer asks a full
-parser. What it does not know: nesting deeper than 62. Strings must be well-formed UTF-8.
+Every function takes the end of the text, never reads beyond it, and returns `NOWHERE` when the text is not JSON or not
+supported. Scanned text is valid JSON; after `NOWHERE` the caller uses a full parser. Not supported: nesting deeper than
+62. Strings must be well-formed UTF-8.
 
 JSON numbers
 ------------
-Decimal text to the nearest double, and to whole numbers, inside kernels; exact or not at all.
+Converts decimal text to the nearest double, and to integers, inside kernels; exactly or not at all.
 
 A decimal number is w × 10**q. Its nearest double comes from the top bits of w × 5**q, of which a table holds 128
-bits (the Eisel-Lemire algorithm): where those decide how to round, the answer is the correctly rounded one; where
-they do not, and for numbers of more than 19 digits, subnormal ones and ones too large, there is no answer here
-and a full parser must be asked. Only whole-number arithmetic takes place.
+bits (the Eisel-Lemire algorithm). Where those decide the rounding, the result is correctly rounded. Otherwise, and for
+numbers of more than 19 digits, subnormal and too large ones, there is no result and a full parser must be used. Only
+integer arithmetic is used.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Where compiled kernels are kept: the folders, who may use them, and the cache that numba asks.
+"""The cache of compiled kernels: its folders, their permissions, and numba's cache interface.
 
-Folders are read in this order, and a kernel that had to be compiled is written to the first of them that takes it:
+Folders are read in this order, and a newly compiled kernel is written to the first writable one:
 
     NUMBA_CACHE_DIR      when it is set
-    __pycache__          beside the sources: what root compiled into an image is used by everybody
+    __pycache__          next to the sources: kernels compiled by root in an image are used by all users
     the user's cache     XDG_CACHE_HOME, ~/.cache or ~/Library/Caches
     the temporary folder (TMPDIR), in a folder of this user's own
 
 D1  a folder is read even where it cannot be written; where none can be written, kernels live as long as the process.
-D2  compiled kernels are code. The last two folders are used only if they belong to this user and nobody else can write
-    to them; so a stranger's files in a shared temporary folder are never run.
+D2  compiled kernels are code. The last two folders are used only if they belong to this user and no other user can
+    write to them, so another user's files in a shared temporary folder are never run.
 D3  a kernel is used only with the stamp of the code it was compiled from, and for the processor it was compiled for.
     One that cannot be read is compiled again.
 
@@ -67,7 +67,7 @@ class KernelCache:
         return str(folder_to_write(self.sources) or "")
 
     def find(self, signature: Any) -> Path | None:
-        """The folder that has this kernel ready for this machine, if one has; nothing is compiled or loaded."""
+        """The folder that has this kernel compiled for this machine, else None; compiles and loads nothing."""
         if self._is_fixed:
             key = self._key(signature)
             for folder in folders_to_read(self.sources):
@@ -91,10 +91,10 @@ class KernelCache:
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep a compiled kernel in the first folder that takes it (D1)."""
+        """Write a compiled kernel to the first writable folder (D1)."""
         if not self._is_fixed or compiled.lifted or compiled.library.has_dynamic_globals:
             return
-        # Its stamp is kept with it: numba writes the index first, and a crash then leaves the older kernel behind it.
+        # The stamp is stored with the kernel: numba writes the index first, a crash may leave an older kernel.
         entry = (self._stamp, compiled._reduce())
         for folder in _candidates(self.sources):
             with suppress(OSError):
@@ -104,7 +104,7 @@ class KernelCache:
                     return
 
     def flush(self) -> None:
-        """Nothing: what is there is compared with the stamp, and written over."""
+        """Do nothing: stale kernels are detected by their stamp and overwritten."""
 
     def _save_in(self, folder: Path, key: Any, entry: Any) -> None:
         file = self._file(folder)
@@ -126,17 +126,17 @@ class KernelCache:
 
 
 def folders_to_read(sources: Path) -> Iterator[Path]:
-    """Where kernels of these sources may be read: folders that are there and can be trusted (D2)."""
+    """Yield the existing, trusted folders with kernels of these sources (D2)."""
     return (folder for folder in _candidates(sources) if folder.is_dir() and _is_trusted(folder))
 
 
 def folder_to_write(sources: Path) -> Path | None:
-    """Where a kernel of these sources would be written; None where no folder can be."""
+    """The folder to write kernels of these sources to; None if no folder is writable."""
     return next((folder for folder in _candidates(sources) if _takes_files(folder)), None)
 
 
 def _candidates(sources: Path) -> Iterator[Path]:
-    """Where kernels of these sources may be kept, in order, whether or not it is there."""
+    """Yield the possible folders for kernels of these sources, in order, existing or not."""
     name = f"{sources.name}_{hashlib.sha1(str(sources.absolute()).encode()).hexdigest()}"
     if config.CACHE_DIR:
         yield Path(config.CACHE_DIR) / name
@@ -163,13 +163,13 @@ def _user_cache() -> Path | None:
 
 
 def _takes_files(folder: Path) -> bool:
-    """Whether files can be written there, once the folder is made. It is not made here."""
+    """Whether files could be written there once the folder is created; does not create it."""
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK) and _is_trusted(folder)
 
 
 def _make(folder: Path) -> None:
-    """Make the folder, for this user only unless it lies beside the sources or where we were told."""
+    """Create the folder, private to this user unless it is next to the sources or configured."""
     if _is_shared(folder):
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     else:
@@ -183,7 +183,7 @@ def _is_shared(folder: Path) -> bool:
 
 
 def _is_trusted(folder: Path) -> bool:
-    """Whether what is there may be run: a shared folder, or one that this user alone can write to (D2)."""
+    """Whether its files may be run: a shared folder, or one that only this user can write to (D2)."""
     return _is_shared(folder) or all(
         not place.is_symlink()
         and (not place.exists() or (place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o022))

@@ -2,26 +2,26 @@
 
 Reading messages
 ----------------
-Messages of librdkafka, the client under confluent-kafka, read where they lie: no Python object for any of them.
+Reads messages of librdkafka, the client under confluent-kafka, in place, without a Python object per message.
 
 A message is a C structure of the library's public header, the same in all its releases (here for 64-bit machines):
 
      0  i32  error          16  i32  partition      32  size  value's length    48  size  key's length
      8  ptr  topic          24  ptr  value          40  ptr   key               56  i64   offset
 
-Time and headers are asked of the library, whose functions come as addresses. A key or value that is not there has no
-address; an empty one has.
+Timestamps and headers are read through the library's functions, which are passed as addresses. A null key or value has
+address 0; an empty one has an address.
 
-Thread rule: the caller holds the messages until it has copied what it wants of them.
+Thread rule: the caller owns the messages until it has copied what it needs.
 
 Sending rows
 ------------
-Rows handed to librdkafka, the client under confluent-kafka: no Python object for any of them.
+Passes rows to librdkafka, the client under confluent-kafka, without a Python object per row.
 
-A message is described to the library by an array of units, each a kind and what it needs of nine words (`rdkafka.h`: a
-type and a union padded to 64 bytes). Topic and flags are the same for all; the others are written anew for each row.
+A message is described to the library by an array of units of nine words: a kind and its arguments (`rdkafka.h`: a type
+and a union padded to 64 bytes). Topic and flags are the same for all rows; the others are rewritten for each row.
 
-Thread rule: columns stay where they are until the kernel is done; the library copies what it takes.
+Thread rule: columns must stay alive until the kernel returns; the library copies what it takes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ HEADER_ROW: Final = np.dtype(
 def look_at_messages(
     messages: Any, timestamp_of: int, headers_of: int, count_of: int, scratch: Any, rows: Any
 ) -> int:
-    """Fill `rows` with what there is of each message; how many headers they have in all.
+    """Fill `rows` with the facts of each message; returns the total number of headers.
 
     The library writes into `scratch`, a word.
     """
@@ -113,7 +113,7 @@ def look_at_messages(
 
 @kernel((READ_INT64S, rows_of(DELIVERY_ROW)))
 def look_at_deliveries(messages: Any, rows: Any) -> None:
-    """Fill `rows` with where each message was stored, or why not."""
+    """Fill `rows` with each message's stored position, or its error."""
     for number in range(len(messages)):
         message, row = messages[number], rows[number]
         row["error"], row["partition"] = half_at(message, 0), half_at(message, 4)
@@ -152,7 +152,7 @@ def copy_values(addresses: Any, ends: Any, content: Any) -> None:
 
 @kernel((READ_INT64S, INT64))
 def let_go(messages: Any, destroy: int) -> None:
-    """Give messages back to the library."""
+    """Release messages to the library."""
     for number in range(len(messages)):
         call(destroy, messages[number])
 

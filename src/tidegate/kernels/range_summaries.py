@@ -1,19 +1,19 @@
-"""Sum up ranges of records for audits: runs of each producer, and digests of records.
+"""Summarise ranges of records for audits: runs of each producer, and digests of records.
 
 Runs of producers
 -----------------
-The records of a range folded into runs, in one walk (what a run is: `integrity/summary.py`).
+Folds the records of a range into runs, in one pass (`integrity/summary.py` defines runs).
 
-`fold_runs` walks records in offset order with each producer's last run found by GUID, and answers the first row
-it has not folded: the number of rows, or the row that needs one run more than there is room for. Grow the rows,
-fill the index again and go on. `add_field_sums` is a second walk, over the records of the chosen runs only.
+`fold_runs` walks records in offset order, finds each producer's last run by GUID, and returns the first row not folded:
+the number of rows, or the row that exceeds the capacity for runs. Then grow the array, rebuild the index and call it
+again. `add_field_sums` is a second pass, over the records of the chosen runs only.
 
 Digests of records
 ------------------
-XXH64 of each record's canonical bytes (which they are: `integrity/digests.py`).
+Computes XXH64 of each record's canonical bytes (`integrity/digests.py` defines them).
 
-The fields of a record lie in several Arrow buffers; they are put behind each other in `scratch`, which the caller has
-made large enough for the largest record, and hashed there.
+The fields of a record lie in several Arrow buffers; they are concatenated in `scratch`, which the caller allocates for
+the largest record, and hashed there.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def index_runs(runs: Any, count: int, index: Any) -> None:
 
 @kernel(types.void(RECORD_SOURCE, rows_of(STAMP_ROW), INT32S, BYTES, RUNS))
 def add_field_sums(source: RecordSource, records: Any, numbers: Any, chosen: Any, runs: Any) -> None:
-    """Add up ADHASH's summands of the runs that are `chosen`, chains' ends left out."""
+    """Add up the ADHASH summands of the `chosen` runs, without ends of chains."""
     key, value = column_of(source.key), column_of(source.value)
     run_of, wanted = pointer(numbers), pointer(chosen)
     for row in range(len(records)):
@@ -195,7 +195,7 @@ FIXED_BYTES: Final = 28  # offset, timestamp, and the lengths of key, value and 
 
 @register_jitable
 def put_number(target: Any, at: int, number: int, width: int) -> int:
-    """Big-endian, in `width` bytes; the place behind it."""
+    """Write a number big-endian in `width` bytes; returns the position after it."""
     for place in range(width):
         store(target, at + place, (number >> (8 * (width - 1 - place))) & 0xFF)
     return at + width
@@ -241,7 +241,7 @@ def hash_records(source: RecordSource, offsets: Any, parts: int, scratch: Any, h
 
 @kernel(types.void(types.Array(types.uint64, 1, "C", readonly=True), INT64S, UINT64S, UINT64S, UINT64S))
 def sum_blocks(hashes: Any, edges: Any, sums: Any, squares: Any, ordered: Any) -> None:
-    """Of each block of rows the sum, the sum of squares, and the sum weighted by 1, 3, 5, …, all modulo 2^64."""
+    """Compute each block's sum, sum of squares, and sum weighted by 1, 3, 5, …, all modulo 2^64."""
     for block in range(len(sums)):
         total, squared, weighted = sums[block], squares[block], ordered[block]
         weight = np.uint64(1)

@@ -6,51 +6,50 @@ Zig-zag varints (Kafka's varint and varlong): 7 bits a byte, lowest first, at mo
 
     0 → 00    -1 → 01    1 → 02    63 → 7e    -64 → 7f    64 → 80 01    2147483647 → fe ff ff ff 0f
 
-Readers never look at or beyond `end`. One that finds no number there answers position `end + 1`, from
-where every further read fails the same way; so a kernel may read a whole record and then ask once whether
-the position is still inside. Bits above the 32nd (64th) are dropped, as Java drops them.
+Readers never read at or beyond `end`. If there is no number, they return position `end + 1`, from which every further
+read fails in the same way; so a kernel may read a whole record and then check once whether the position is still
+inside. Bits above the 32nd (64th) are dropped, as in Java.
 
 Batch headers
 -------------
-Find the batches in a buffer, read their 61-byte headers into rows (layout: `log/batch.py`), choose some.
+Find the batches in a buffer, read their 61-byte headers into rows (layout: `log/format/batch.py`), choose some.
 
-`count_batches` walks from length to length and proves that each header is there; `read_headers` then
-fills as many rows as were counted; `choose_batches` says which of them a reader wants. None of them looks at
-CRCs or records.
+`count_batches` walks the length fields and checks that each header is complete; `read_headers` then fills the counted
+number of rows; `choose_batches` selects the batches for a reader. None of them reads CRCs or records.
 
-A row is also how the record kernels are told where records lie: behind the header at `position`, up to the
-end that `length` gives. Records that were decompressed into memory of their own have no header there; their
-row says position -61, and the records begin at 0.
+The rows also tell the record kernels where records are: after the header at `position`, up to the end given by
+`length`. Records decompressed into a separate buffer have no header there; their row has position -61, so that the
+records begin at 0.
 
 Facts about the records of a batch
 ----------------------------------
-Check the records of a batch and find the facts an append asks for, without writing anything.
+Check the records of a batch and collect the facts that an append needs, without writing.
 
     record   length varint | attributes int8 | timestamp delta varlong | offset delta varint
              | key length varint (-1 null), key | value length varint (-1 null), value
              | header count varint | { key length varint, key, value length varint (-1 null), value }*
 
 `length` counts the bytes after itself and the fields must fill them exactly; `count` records must fill
-their body exactly. Which rule a bad record breaks is not said here: the caller reads that one record again,
-slowly, to name it.
+their body exactly. The kernel does not report which rule a bad record violates; the caller reads that record again in
+Python to name it.
 
 Records to Arrow
 ----------------
-Check the records of batches and write them into Arrow's buffers, in one pass (layout: `measuring.py`).
+Check the records of batches and write them into Arrow's buffers, in one pass (layout: see above).
 
-The caller cannot know how large the columns will be, so the pass stops when one is full, says which, and goes
-on from that very record when it is called again with larger arrays. Nothing about the record it stopped at is
-counted, and its fields are simply written again.
+The sizes of the columns are not known before, so the pass stops when one is full, returns which, and resumes at the
+same record when it is called again with larger arrays. The record it stopped at is not counted, and its fields are
+written again.
 
-Bitmaps come filled with ones and a null clears its bit, so a column without nulls costs nothing.
+Bitmaps are initialised with ones and a null clears its bit, so a column without nulls costs nothing.
 
 Batches without some of their records
 -------------------------------------
-Records copied out of batch bodies, some left behind: what compaction does to a batch that loses records.
+Copy the kept records of batch bodies, for compaction.
 
-A record is `length | attributes | timestamp delta | offset delta | …` (varints, zig-zag). Offset deltas count
-from the batch's base offset, which compaction keeps, so all from the offset delta on is copied untouched; the
-timestamp delta counts from the base timestamp, which changes, so it and the length are written anew.
+A record is `length | attributes | timestamp delta | offset delta | …` (zig-zag varints). Offset deltas are relative to
+the batch's base offset, which compaction keeps, so everything from the offset delta on is copied unchanged; the
+timestamp delta is relative to the base timestamp, which changes, so it and the length are rewritten.
 """
 
 from __future__ import annotations
@@ -287,7 +286,7 @@ def refusal(row: Any) -> int:
 def choose_batches(rows: Any, from_offset: int, to_offset: int, chosen: Any) -> tuple[int, int, int]:
     """Set `chosen[i]` to 1 for each batch with offsets from `from_offset` up to, not including, `to_offset`.
 
-    Answers how many those are; or stops at the first that breaks a rule, with its index and the rule.
+    Returns how many those are; or stops at the first that breaks a rule, with its index and the rule.
     """
     count = 0
     for index in range(len(rows)):
@@ -480,7 +479,7 @@ def fetch_ahead(content: Any, position: int) -> None:
 def put(column: Column, index: int, source: Any, position: int, end: int) -> tuple[int, int]:
     """Append the sized field at `position` as value `index`.
 
-    Answers the position after it (above `end` when it is malformed), and the room the column must have when
+    Returns the position after it (above `end` when it is malformed), and the room the column must have when
     it was too small (0 when it was not).
     """
     length, position = read_varint(source, position, end)
@@ -506,7 +505,7 @@ def put_headers(
 ) -> tuple[int, int, int]:
     """Append the `count` headers at `position`, `first` being there already and `room` all that fit.
 
-    Answers the position after them (above `end` when they are malformed), and which column is full (`DONE` for
+    Returns the position after them (above `end` when they are malformed), and which column is full (`DONE` for
     none) with the room it must have.
     """
     if count < 0 or count > end - position:
@@ -532,7 +531,7 @@ def decode_records(
 ) -> int:
     """Append the records of `batches` with offsets from `from_offset` up to, not including, `to_offset`.
 
-    Answers `DONE`, or why it stopped; `into[0]` then says where.
+    Returns `DONE`, or why it stopped; `into[0]` then says where.
     """
     source, progress = pointer(buffer), into[0]
     offsets, timestamps = pointer(arrays.offset), pointer(arrays.timestamp)

@@ -1,8 +1,8 @@
-"""Write records from Arrow's buffers (record layout: `measuring.py`).
+"""Encode records from Arrow's buffers (record layout: `record_batch.py`).
 
-Two passes over the same columns. `size_records` finds how many rows fit into a batch and how many bytes they
-take exactly; `encode_records` writes them into memory of that size. Both follow the same arithmetic, and the
-second trusts the first: the columns belong to the caller and Arrow arrays do not change.
+Two passes over the same columns. `size_records` computes how many rows fit into a batch and their exact size in bytes;
+`encode_records` writes them into memory of that size. Both use the same arithmetic, and the second relies on the first:
+the columns belong to the caller and Arrow arrays do not change.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def encode_records(
 ) -> int:
     """Write rows `start` to `stop` at `position` of the buffer, which `size_records` measured for them.
 
-    Answers the position after them.
+    Returns the position after them.
     """
     target = pointer(buffer)
     timestamps, deltas, explicit = pointer(source.timestamp), pointer(source.deltas), len(source.deltas) > 0

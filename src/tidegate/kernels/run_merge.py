@@ -2,51 +2,54 @@
 
 Merging
 -------
-Directories of runs merged, chosen from and expanded to rows.
+Merges the directories of runs, selects lines from them, and expands lines to rows.
 
-The directories of several runs stand behind each other, as their rows do: line i of all has hash `hashes[i]`,
-key i of (`data`, `bounds`) and the rows `row_starts[i]` up to, not including, `row_starts[i + 1]`. Lines of one
-run ascend by (hash, key bytes); earlier lines came from earlier runs.
+The directories of several runs are concatenated, as their rows are: line i of all has hash `hashes[i]`, key i of
+(`data`, `bounds`) and the rows from `row_starts[i]` up to, not including, `row_starts[i + 1]`. Lines of one run ascend
+by (hash, key bytes); earlier lines are from earlier runs.
 
-Callers prove (K2): row starts never fall and count the rows, offsets of keys never fall and end inside the bytes.
+Callers guarantee (K2): row starts never decrease and count the rows, offsets of keys never decrease and end inside the
+bytes.
 
 Keys of rows
 ------------
-The key of every row, out of a directory with one line a key: each key written as often as it has rows.
+Writes the key of every row, from a directory with one line per key: each key is repeated for each of its rows.
 
-Callers prove (K2): `starts` never falls, has one number more than there are keys and ends at the number of rows; the
-rows asked for lie inside it; `bounds` never falls and ends inside the keys' bytes; there is room for what comes out.
+Callers guarantee (K2): `starts` never decreases, has one number more than there are keys and ends at the number of
+rows; the requested rows lie inside it; `bounds` never decreases and ends inside the keys' bytes; the output is large
+enough.
 
 Rows by bucket
 --------------
-Sorted rows divided by the buckets they lie in.
+Divides sorted rows by bucket.
 
-Rows come as (line, row) pairs: which key of a sorted list of keys, and which row of the columns. What a bucket gets is
-a stretch of both lists, in the order rows had. Columns are then gathered bucket by bucket, one at a time: a loop that
-does one thing is several times as fast as one that fills everything at once.
+Rows are (line, row) pairs: the index of a key in a sorted list of keys, and a row of the columns. Each bucket gets a
+range of both lists, in the order of the rows. Columns are then gathered bucket by bucket, one at a time, which is
+several times as fast as one loop that fills all of them.
 
-Callers prove (K2): `order` are rows of `ts`, `lines` are lines of the keys, whose bounds never fall and end inside
-their bytes.
+Callers guarantee (K2): `order` are rows of `ts`, `lines` are lines of the keys, whose bounds never decrease and end
+inside their bytes.
 
 Sorted keys against a run
 -------------------------
-Many sorted keys against a run's sorted directory: which rows of the run belong to one of them.
+Joins many sorted keys with a run's sorted directory: returns the rows of the run that belong to one of the keys.
 
-Both sides ascend by hash, which is uniform. A run about as large as the keys, or smaller, is read from front to back
-(`stream_run`): its hashes are first held against a bitmap of the keys' (32 bits a key, found by the hash's upper
-bits, so the bitmap is read from front to back, too), and only the few that pass are looked for. In a run much larger
-than the keys, each key leaps to its place (`leap_run`).
+Both sides ascend by hash, which is uniform. A run about as large as the keys, or smaller, is read sequentially
+(`stream_run`): its hashes are first tested against a bitmap of the keys' hashes (32 bits per key, indexed by the hash's
+upper bits, so the bitmap is also read sequentially), and only the few that pass are searched. In a run much larger than
+the keys, each key is found by galloping search (`leap_run`).
 
-Callers prove (K2): starts never fall and count the rows; offsets never fall and end inside the bytes.
+Callers guarantee (K2): starts never decrease and count the rows; offsets never decrease and end inside the bytes.
 
 Identities of two runs
 ----------------------
-Two runs walked side by side: which rows of the one have their identity in the other, too.
+Finds the rows of two runs with equal identities, by a merge join.
 
-Both ascend by (hash, key bytes, ts, seq). The walk leaps in whichever run is behind, so a small run finds its rows
-in a large one without reading most of it.
+Both ascend by (hash, key bytes, ts, seq). The join gallops in the run that is behind, so a small run finds its rows in
+a large one without reading most of it.
 
-Callers prove (K2): row starts never fall and count the rows, offsets of keys never fall and end inside the bytes.
+Callers guarantee (K2): row starts never decrease and count the rows, offsets of keys never decrease and end inside the
+bytes.
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ from tidegate.kernels.sorting import UINT64S, is_key_above, sort_rows
 
 @kernel(INT64(READ_INT32S, READ_INT32S, INT64, INT64, INT64))
 def count_key_bytes(bounds: Any, starts: Any, line: Any, first: Any, stop: Any) -> Any:
-    """How many bytes the keys of rows first … stop have together; `line` is the key of the first of them."""
+    """The total bytes of the keys of rows first … stop; `line` is the key of the first row."""
     ends, rows = pointer(bounds), pointer(starts)
     total: Any = np.int64(0)
     while first < stop:
@@ -100,7 +103,7 @@ def count_key_bytes(bounds: Any, starts: Any, line: Any, first: Any, stop: Any) 
 def spread_keys(
     data: Any, bounds: Any, starts: Any, line: Any, first: Any, stop: Any, target: Any, target_bounds: Any
 ) -> Any:
-    """Write the keys of rows first … stop one after the other, and where each begins and the last ends."""
+    """Write the keys of rows first … stop and their offsets."""
     source, ends, rows = pointer(data), pointer(bounds), pointer(starts)
     into, into_bounds = pointer(target), pointer(target_bounds)
     at: Any = np.int64(0)
@@ -128,7 +131,7 @@ AHEAD: Final = 24  # rows between the one at hand and the one whose time is fetc
 
 @register_jitable
 def _ascends(source: Any, bounds: Any, hashes: Any, line: Any) -> bool:
-    """Whether a line stands after the one before it."""
+    """Whether a line sorts after the previous one."""
     if hashes[line - 1] != hashes[line]:
         return bool(hashes[line - 1] < hashes[line])
     start, middle, stop = int64(bounds[line - 1]), int64(bounds[line]), int64(bounds[line + 1])
@@ -137,7 +140,7 @@ def _ascends(source: Any, bounds: Any, hashes: Any, line: Any) -> bool:
 
 @kernel(INT64(READ_UINT64S, READ_BYTES, READ_INT32S))
 def first_disorder(hashes: Any, data: Any, bounds: Any) -> Any:
-    """The first line that does not ascend by (hash, key), or how many there are."""
+    """The first line that does not ascend by (hash, key), or the number of lines."""
     source = pointer(data)
     for line in range(1, hashes.shape[0]):
         if not _ascends(source, bounds, hashes, line):
@@ -149,7 +152,7 @@ def first_disorder(hashes: Any, data: Any, bounds: Any) -> Any:
 def count_buckets(lines: Any, order: Any, ts: Any, width: int, lowest: int, buckets: Any, counts: Any) -> Any:
     """The number of each row's bucket, from the one that starts at `lowest` on, and how many rows each gets.
 
-    `counts` comes as zeros. Answers the first row that does not ascend by (line, ts), or how many rows there are.
+    `counts` is zeroed. Returns the first row that does not ascend by (line, ts), or the number of rows.
     """
     times = pointer(ts)
     before, time_before = int64(-1), int64(0)
@@ -168,7 +171,7 @@ def count_buckets(lines: Any, order: Any, ts: Any, width: int, lowest: int, buck
 
 @kernel(types.void(READ_INT32S, READ_INT32S, READ_INT32S, INT64S, INT32S, INT32S))
 def divide_rows(lines: Any, order: Any, buckets: Any, places: Any, into_lines: Any, into_order: Any) -> None:
-    """Put the pairs of each bucket side by side; `places` says where each bucket's begin."""
+    """Group the pairs by bucket; `places` has the start of each bucket's pairs."""
     for at in range(order.shape[0]):
         bucket = buckets[at]
         place = places[bucket]
@@ -179,7 +182,7 @@ def divide_rows(lines: Any, order: Any, buckets: Any, places: Any, into_lines: A
 
 @kernel(INT64(READ_INT32S, INT32S))
 def list_starts(lines: Any, starts: Any) -> Any:
-    """Where each line's rows begin among lines side by side, and one more: their end; answers how many lines."""
+    """Write the start of each line's rows among grouped lines, and their end; returns the number of lines."""
     found, before = int64(0), int64(-1)
     for at in range(lines.shape[0]):
         line = int64(lines[at])
@@ -200,10 +203,10 @@ READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 def _merge(
     hashes: Any, order: Any, start: Any, middle: Any, stop: Any, merged_hashes: Any, merged_order: Any
 ) -> None:
-    """Merge two neighbours by hash, the left one first where hashes are equal."""
+    """Merge two adjacent ranges by hash; on equal hashes the left one comes first."""
     left, right = start, middle
     for at in range(start, stop):
-        # which side is next is a coin toss; chosen without a jump, it costs nothing to guess wrong
+        # branchless: which side is next is unpredictable, and mispredicted branches are costly
         if left < middle and right < stop:
             left_hash, right_hash = hashes[left], hashes[right]
             is_right = right_hash < left_hash
@@ -221,10 +224,10 @@ def _merge(
 
 @kernel(INT64(UINT64S, INT32S, INT64S, UINT64S, INT32S))
 def merge_lines(hashes: Any, order: Any, run_starts: Any, other_hashes: Any, other_order: Any) -> int:
-    """All lines in order of (hash, run); `run_starts` says where each run's lines start, and their end.
+    """Order all lines by (hash, run); `run_starts` has the start of each run's lines, and their end.
 
-    Neighbours are merged in pairs, from one pair of arrays into the other, until one is left. Answers which pair
-    holds it: 0 for `order`, 1 for `other_order`. All four and `run_starts` are used up.
+    Adjacent runs are merged in pairs, from one pair of arrays into the other, until one is left. Returns which pair
+    holds it: 0 for `order`, 1 for `other_order`. All four and `run_starts` are overwritten.
     """
     for line in range(order.shape[0]):
         order[line] = line
@@ -279,7 +282,7 @@ def settle_keys(order: Any, sorted_hashes: Any, data: Any, bounds: Any, repeats:
 
 @kernel(INT64(READ_INT32S, READ_BYTES, READ_INT32S, INT32S, INT32S, INT32S))
 def join_lines(order: Any, repeats: Any, row_starts: Any, lines: Any, starts: Any, rows: Any) -> Any:
-    """Rows of the ordered lines behind each other; lines of one key are one. Answers how many keys there are.
+    """Concatenate the rows of the ordered lines, joining lines of one key; returns the number of keys.
 
     `lines` gets a line of each key, `starts` (one more) where its rows begin in `rows`.
     """
@@ -299,7 +302,7 @@ def join_lines(order: Any, repeats: Any, row_starts: Any, lines: Any, starts: An
 
 @kernel(INT64_PAIR(INT32S, INT32S, INT32S, INT64, READ_FLAGS))
 def drop_rows(rows: Any, starts: Any, lines: Any, keys: int, is_dropped: Any) -> Any:
-    """Take out the rows marked in `is_dropped`, and keys left without rows; answers the rows and keys that stay."""
+    """Remove the rows marked in `is_dropped`, and keys left without rows; returns the remaining rows and keys."""
     kept_rows, kept_keys, start = int64(0), int64(0), int64(starts[0])
     for key in range(keys):
         stop, before = int64(starts[key + 1]), kept_rows
@@ -338,7 +341,7 @@ def choose_lines(hashes: Any, row_starts: Any, chosen: Any, is_kept: int, lines:
 
 @kernel(types.void(READ_INT32S, READ_INT32S, INT32S))
 def expand_lines(lines: Any, row_starts: Any, rows: Any) -> None:
-    """The rows of these lines behind each other."""
+    """Write the rows of these lines, concatenated."""
     filled = int64(0)
     for place in range(lines.shape[0]):
         line = lines[place]
@@ -349,7 +352,7 @@ def expand_lines(lines: Any, row_starts: Any, rows: Any) -> None:
 
 @kernel(INT64(READ_INT32S, READ_UINT64S, READ_INT32S, UINT64S, INT32S))
 def measure_lines(lines: Any, hashes: Any, bounds: Any, out_hashes: Any, out_bounds: Any) -> Any:
-    """The hashes of these lines and the offsets of their keys; answers how many bytes the keys have."""
+    """Write the hashes of these lines and the offsets of their keys; returns the keys' total bytes."""
     filled = int64(0)
     out_bounds[0] = 0
     for place in range(lines.shape[0]):
@@ -362,7 +365,7 @@ def measure_lines(lines: Any, hashes: Any, bounds: Any, out_hashes: Any, out_bou
 
 @kernel(INT64(READ_INT32S, READ_INT32S, INT32S))
 def measure_keys(lines: Any, bounds: Any, out_bounds: Any) -> Any:
-    """The offsets of these lines' keys once they lie behind each other; answers how many bytes they have."""
+    """Write the offsets of these lines' concatenated keys; returns their total bytes."""
     filled = int64(0)
     out_bounds[0] = 0
     for place in range(lines.shape[0]):
@@ -374,7 +377,7 @@ def measure_keys(lines: Any, bounds: Any, out_bounds: Any) -> Any:
 
 @kernel(types.void(READ_INT32S, READ_BYTES, READ_INT32S, READ_INT32S, BYTES))
 def copy_keys(lines: Any, data: Any, bounds: Any, out_bounds: Any, out_data: Any) -> None:
-    """The keys of these lines behind each other, where `measure_lines` put them."""
+    """Write the keys of these lines at the offsets from `measure_lines`."""
     source, target = pointer(data), pointer(out_data)
     for place in range(lines.shape[0]):
         line = lines[place]
@@ -384,7 +387,7 @@ def copy_keys(lines: Any, data: Any, bounds: Any, out_bounds: Any, out_data: Any
 
 @kernel(types.void(READ_INT32S, READ_BYTES, INT64, INT64, BYTES))
 def copy_even_keys(lines: Any, data: Any, first: int, width: int, out_data: Any) -> None:
-    """What `copy_keys` does for keys of one width, 8 to 16 bytes, of which line 0 has the one at `first`."""
+    """`copy_keys` for keys of one width, 8 to 16 bytes; the key of line 0 is at `first`."""
     source, target = pointer(data), pointer(out_data)
     last = width - 8
     for place in range(lines.shape[0]):
@@ -417,7 +420,7 @@ _U3, _U7 = np.uint64(3), np.uint64(7)
 
 @kernel(types.void(READ_UINT64S, INT64, BYTES))
 def mark_hashes(hashes: Any, shift: int, bits: Any) -> None:
-    """Set the bit of every hash: the one its bits from `shift` on name."""
+    """Set the bitmap bit of every hash, indexed by its bits from `shift` on."""
     target, right = pointer(bits), np.uint64(shift)
     for at in range(hashes.shape[0]):
         bit = hashes[at] >> right
@@ -427,7 +430,7 @@ def mark_hashes(hashes: Any, shift: int, bits: Any) -> None:
 
 @register_jitable
 def leap(hashes: Any, at: Any, wanted: Any) -> Any:
-    """The first place from `at` on whose hash is not below `wanted`, by steps that double."""
+    """Galloping search: the first index from `at` on whose hash is not below `wanted`."""
     stop = hashes.shape[0]
     if at >= stop or hashes[at] >= wanted:
         return at
@@ -447,7 +450,7 @@ def leap(hashes: Any, at: Any, wanted: Any) -> Any:
 
 @register_jitable
 def walk(hashes: Any, at: Any, wanted: Any) -> Any:
-    """What `leap` answers, where it is mostly near: whole blocks are compared, which no branch can guess wrong."""
+    """`leap` for mostly near targets: compares whole blocks without branches."""
     stop = hashes.shape[0]
     for _ in range(BLOCKS):
         if at + BLOCK > stop:
@@ -472,7 +475,7 @@ def _is_same(source: Any, bounds: Any, key: Any, other: Any, other_bounds: Any, 
 def _put_rows(
     key: Any, low: Any, high: Any, ts: Any, first_ts: Any, last_ts: Any, keys: Any, rows: Any, count: Any
 ) -> Any:
-    """Note a key's rows inside the bounds, as far as there is room; how many were found by now."""
+    """Append a key's rows inside the bounds, up to the capacity; returns the count so far."""
     for row in range(low, high):
         if first_ts <= ts[row] <= last_ts:
             if count < keys.shape[0]:
@@ -506,9 +509,9 @@ def stream_run(
     keys: Any,
     rows: Any,
 ) -> Any:
-    """(key, row) of every row of the run with `first_ts` ≤ ts ≤ `last_ts` that belongs to one of the keys.
+    """Write (key, row) of every row of the run with `first_ts` ≤ ts ≤ `last_ts` that belongs to one of the keys.
 
-    Answers how many there are; with more than there is room for, call again. `bits` are those of `mark_hashes`.
+    Returns their count; if it exceeds the capacity, call again. `bits` is the bitmap of `mark_hashes`.
     """
     marks, source, other, right = pointer(bits), pointer(data), pointer(run_data), np.uint64(shift)
     near, count, stop = int64(0), int64(0), hashes.shape[0]
@@ -543,7 +546,7 @@ def leap_run(
     keys: Any,
     rows: Any,
 ) -> Any:
-    """What `stream_run` answers, for a run much larger than the keys."""
+    """`stream_run` for a run much larger than the keys."""
     source, other = pointer(data), pointer(run_data)
     near, count, stop = int64(0), int64(0), run_hashes.shape[0]
     for key in range(hashes.shape[0]):
@@ -584,7 +587,7 @@ def match_runs(
     rows: Any,
     other_rows: Any,
 ) -> Any:
-    """Pairs of rows with one identity, ascending; answers how many. Room for the smaller run's rows is enough."""
+    """Write the pairs of rows with equal identity, ascending; returns their count, at most the smaller run's rows."""
     source, other_source = pointer(data), pointer(other_data)
     found, line, other = int64(0), int64(0), int64(0)
     lines, other_lines = hashes.shape[0], other_hashes.shape[0]

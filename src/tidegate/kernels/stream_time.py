@@ -1,31 +1,31 @@
-"""Stream time record by record, statistics by cell of time, and columns without the rows filtered out.
+"""Stream time per record, statistics per time cell, and filtering of columns.
 
 Stream time
 -----------
-Stream time, record by record: the largest event time of each source partition so far, and the least of those.
+Computes stream time per record: the largest event time of each source partition so far, and their minimum.
 
-A record without a key, with a time before the epoch, or further ahead than the guard allows moves no clock.
+A record without a key, with a time before the epoch, or further ahead than the guard allows advances no clock.
 
     clocks[p]        the largest event time of partition `partitions[p]`, -1 before any
-    floor[0]         what no partition is behind any more: the least clock of those that are not idle; never falls
-    stream_time[i]   the clock of record i's partition, with record i
-    judged[i]        what record i is judged with: its stream time, or the floor where that is higher
+    floor[0]         the minimum clock of the partitions that are not idle; never decreases
+    stream_time[i]   the clock of record i's partition, including record i
+    judged[i]        the time that decides lateness of record i: its stream time, or the floor where that is higher
 
 Cells of time
 -------------
-Which offsets speak of which cell of time: a count, the first and the last offset of each.
+Collects statistics per time cell: the number of records, the first and the last offset.
 
-Time is cut into segments, and a segment into `per_segment` cells of `width`, the last one shorter where that does not
-come out even; cells are numbered through. Offsets ascend.
+Time is divided into segments, and a segment into `per_segment` cells of `width`, of which the last may be shorter;
+cells are numbered consecutively. Offsets ascend.
 
 Filtering columns
 -----------------
-Columns without the rows that are not wanted: what stays moves up, in the order it has.
+Copies the kept rows of a column, in order.
 
-`flags` has a byte for each row, not 0 where it stays. Few rows mostly go: bytes of values behind each other are copied
-in one go.
+`flags` has a byte for each row, not 0 where the row is kept. Usually few rows are removed, so bytes of adjacent values
+are copied at once.
 
-Callers prove (K2): there is room for all that stays; bounds of values never fall and end inside their bytes.
+Callers guarantee (K2): there is room for all kept rows; bounds of values never decrease and end inside their bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ UNGUARDED = 2**63 - 1  # as `latest`: no record is too far ahead
 
 @register_jitable
 def least_clock(clocks: Any, idle: Any, count: int) -> int:
-    """The least clock of partitions that are not idle; -1 when all are."""
+    """The minimum clock of partitions that are not idle; -1 when all are."""
     least = -1
     found = False
     for at in range(count):
@@ -84,7 +84,7 @@ def _run_on(
     judged: Any,
     verdicts: Any,
 ) -> Any:
-    """Go on while records are good and of the only partition there is; the next row, its clock and the floor."""
+    """Fast path for valid records of a single partition; returns the next row, its clock and the floor."""
     times, numbers = pointer(ts), pointer(partition)
     to_stream, to_judged, to_verdict = pointer(stream_time), pointer(judged), pointer(verdicts)
     while row < ts.shape[0]:
@@ -126,7 +126,7 @@ def advance_clocks(
     judged: Any,
     verdicts: Any,
 ) -> int:
-    """Go on from record `first`; the record that has an unknown partition, or the number of records.
+    """Process records from `first`; returns the first record with an unknown partition, or the number of records.
 
     `key_valid` is a bitmap from bit `key_start` on, no bytes when every record has a key. `stamped` are stream
     times from before a shuffle, which move the clocks; no elements when there are none. `may_lead` is 1 where times may
@@ -136,7 +136,7 @@ def advance_clocks(
     count = partitions.shape[0]
     at, number, clock = int64(-1), int64(0), int64(0)
     has_all_keys, is_stamped = key_valid.shape[0] == 0, stamped.shape[0] > 0
-    # what was too far ahead where it was read moved no clock there, and must not later
+    # a record that was too far ahead when read advanced no clock then, and must not later
     is_judged = is_stamped and may_lead == 0 and latest < UNGUARDED
     least = floor[0]
     is_alone = count == 1 and has_all_keys and not is_stamped
@@ -209,7 +209,7 @@ def note_cells(
     lows: Any,
     highs: Any,
 ) -> None:
-    """Add every record to its cell; the arrays begin at cell `first_number`, with counts of 0. Times are 0 or later."""
+    """Add every record to its cell; the arrays begin at cell `first_number`, with counts 0. Times are not negative."""
     begin, end, cell = 0, 0, 0  # the cell of the record before: divisions are dear, times alike
     for row in range(ts.shape[0]):
         time = ts[row]
@@ -230,7 +230,7 @@ def note_cells(
 
 @kernel(types.void(READ_BYTES, READ_INT64S, INT64S))
 def filter_words(flags: Any, values: Any, into: Any) -> None:
-    """The values of eight bytes that stay; `into` has room for one more."""
+    """Copy the kept eight-byte values; `into` has room for one more."""
     source, target = pointer(values), pointer(into)
     place = int64(0)
     for row in range(flags.shape[0]):
@@ -240,7 +240,7 @@ def filter_words(flags: Any, values: Any, into: Any) -> None:
 
 @kernel(types.void(READ_BYTES, READ_INT32S, INT32S))
 def filter_halves(flags: Any, values: Any, into: Any) -> None:
-    """The values of four bytes that stay; `into` has room for one more."""
+    """Copy the kept four-byte values; `into` has room for one more."""
     source, target = pointer(values), pointer(into)
     place = int64(0)
     for row in range(flags.shape[0]):
@@ -250,7 +250,7 @@ def filter_halves(flags: Any, values: Any, into: Any) -> None:
 
 @kernel(INT64(READ_BYTES, READ_INT32S, INT32S))
 def filter_bounds(flags: Any, bounds: Any, into: Any) -> Any:
-    """Where the values that stay begin once they have moved up, and where the last one ends, which is answered."""
+    """Write the offsets of the kept values; returns the last one, their total bytes."""
     place, at = int64(0), int64(0)
     for row in range(flags.shape[0]):
         into[place] = at
@@ -263,7 +263,7 @@ def filter_bounds(flags: Any, bounds: Any, into: Any) -> Any:
 
 @kernel(types.void(READ_BYTES, READ_INT32S, READ_BYTES, BYTES))
 def filter_bytes(flags: Any, bounds: Any, data: Any, into: Any) -> None:
-    """The bytes of the values that stay."""
+    """Copy the bytes of the kept values."""
     source, target = pointer(data), pointer(into)
     row, at, rows = int64(0), int64(0), flags.shape[0]
     while row < rows:
@@ -279,7 +279,7 @@ def filter_bytes(flags: Any, bounds: Any, data: Any, into: Any) -> None:
 
 @kernel(types.void(READ_BYTES, READ_BYTES, INT64, INT64, BYTES))
 def filter_even(flags: Any, data: Any, first: int, width: int, into: Any) -> None:
-    """The bytes of values of one width, 8 to 16 bytes, of which row 0 has those at `first`; room for one more."""
+    """Copy kept values of one width, 8 to 16 bytes; row 0 is at `first`; `into` has room for one more."""
     source, target, last = pointer(data), pointer(into), width - 8
     at = int64(0)
     for row in range(flags.shape[0]):

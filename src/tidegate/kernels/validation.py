@@ -2,56 +2,56 @@
 
 Table of producers
 ------------------
-The producers of one partition as rows, and an index over their GUIDs that kernels read and extend.
+The rows of a partition's producers, and an index over their GUIDs that kernels read and extend.
 
-The index is an open-addressing table: a power of two of row numbers, EMPTY where free, always larger than the
-rows, so that a walk ends. A new producer is added by storing its row number at the place `find_place` answers.
+The index is an open-addressing table of row numbers: its size is a power of two, free slots are EMPTY, and it is always
+larger than the rows, so that a probe ends. To add a producer, store its row number at the slot from `find_place`.
 
 Validation rules
 ----------------
-The rules of validation: one record against what is known of its producer.
+The rules that validate one record against the state of its producer.
 
-A producer numbers its records: chain after chain, and in each chain sequence 0, 1, 2, … The first record of
-a chain is its *start*, the last its *end*, which carries the checksum of all between. A producer of *headers only*
-has neither: its first data record opens its chain, which ends with the last sequence there is. Compaction may take
-that first record, too, so such a chain may be entered in its middle where a gap would be tolerated, and its gaps are
-judged all the same. Two things soften the rules:
+A producer numbers its records by chain, and in each chain by sequence 0, 1, 2, … The first record of a chain is its
+*start*, the last its *end*, which carries the checksum of all records before it. A producer of *headers only* writes
+neither: its first data record opens its chain, which ends at the highest sequence. Compaction may remove that first
+record, too, so such a chain may be entered in its middle where a gap would be tolerated; its later gaps are still
+validated. Two conditions relax the rules:
 
 - *settled* (E): the push has ended, or the topic never had one. Where the head of the log may then be *gone*,
-  a producer may be met in the middle of a chain;
-- *tolerated* (T): compaction may have removed records here, see `tolerance`.
+  a producer may first appear in the middle of a chain;
+- *tolerated* (T): compaction may have removed records here, see `integrity.verdicts`.
 
-What a fault does to the state is the caller's choice: when it *forces*, the state moves on as if all were well;
-otherwise the partition stops and nothing has changed. Unless said, it forces once settled.
+The caller decides the effect of a fault on the state: when it *forces*, the state advances as if the record were sound;
+otherwise the partition stops and nothing has changed. By default it forces once settled.
 
-First match wins, in this order: chain (A), sequence (B), the record's own checksum (D), the chain's
-checksum (C); so a repeated record never enters a checksum.
+The first match wins, in this order: chain (A), sequence (B), the record's own checksum (D), the chain's checksum (C);
+so a repeated record never enters a checksum.
 
 Invariants:
 J1  a fault that does not force changes nothing: the true next record is still accepted afterwards;
-J2  DUPLICATE never changes anything, and neither does a record at a known place that does not match its own
-    checksum: that is CORRUPT and no repeat (others may forward headers to records of their own);
-J3  one loss is one finding: after a gap or a fault inside it a chain is tainted, and its end is accepted without
-    its checksum; and a forced end does end its chain, so that the next chain is not called missing.
+J2  DUPLICATE never changes anything, and neither does a record at a known position that does not match its own
+    checksum: that is CORRUPT and not a duplicate (other writers may copy headers to their own records);
+J3  one loss is one finding: after a gap or fault a chain is tainted, and its end is accepted without a test of its
+    checksum; and a forced end does end its chain, so that the next chain is not reported missing.
 
-A function changes the producer's row it is given, a scratch copy, to its state after the record, and says whether that
-copy is kept. `tests/support/validation_rules.py` has the same rules in plain Python, and the tests compare the two.
+A function updates the given scratch copy of the producer's row to its state after the record, and returns whether to
+keep the copy. `tests/support/validation_rules.py` has the same rules in plain Python, and the tests compare the two.
 
 Validating batches
 ------------------
-The integrity decision table over whole batches: and what is done around it: unmanaged records, pushes, stops.
+Applies the decision table to whole batches, and handles unmanaged records, pushes and stops.
 
-Walks records in offset order with one state row per producer, found by GUID. A row is judged on a scratch copy of
-its producer, which takes the producer's place only if the verdict says so; a record that simply continues its
-chain takes a short way, in place.
+It walks records in offset order with one state row per producer, found by GUID. A record is validated on a scratch copy
+of its producer's row, which replaces the row only if the rule says so; a record that simply continues its chain takes a
+fast path, in place.
 
-`validate_batch` answers the first row it has not judged, and in `state` why it stopped there:
+`validate_batch` returns the first row it has not validated, and in `state` the reason:
 
-    DONE          there are no more
+    DONE          no more rows
     STOPPED       this row has a fault that stops the partition; its verdict is set, the state is as before it
-    NO_ROOM       a new producer, and no free row: grow the rows and go on
-    NEEDS_SUMS    a chain summed up by ADHASH, and `field_sums` is empty: compute them and go on
-    PUSH_ENDS     this row ends the push: compare its manifest, set `checked` to its offset, and go on
+    NO_ROOM       a new producer, and no free row: grow the rows and call again
+    NEEDS_SUMS    a chain with an ADHASH checksum, and `field_sums` is empty: compute them and call again
+    PUSH_ENDS     this row ends the push: compare its manifest, set `checked` to its offset, and call again
 """
 
 from __future__ import annotations

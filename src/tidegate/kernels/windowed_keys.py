@@ -1,8 +1,8 @@
-"""Columns of windowed keys and timestamped values, built and taken apart (layouts: `windows/keys.py`).
+"""Encode and decode columns of windowed keys and timestamped values (layouts: `windows/keys.py`).
 
-Columns arrive as Arrow binary ones do: one byte buffer, n + 1 int32 offsets, and a mask of the rows that are not
-null. The caller sizes the output: a key grows or shrinks by the same number of bytes in every row, so the room
-is known before. A row that breaks a rule gets a verdict, and no inner key.
+Columns are Arrow binary columns: one byte buffer, n + 1 int32 offsets, and a mask of the rows that are not null. The
+caller allocates the output: a key grows or shrinks by the same number of bytes in every row, so the size is known
+before. A row that violates a rule gets a verdict, and no inner key.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def store_i32(target: Any, at: int, value: int) -> None:
 def other_format(
     key_format: int, inner_bytes: int, source: Any, cut: int, length: int, start: int, end: int
 ) -> int:
-    """What gives a key of another format away; the inner key ends at `cut`."""
+    """The verdict for a key that looks like another format; the inner key ends at `cut`."""
     if (end if key_format == SESSION else start) >= IMPLAUSIBLE:
         return BEYOND
     if inner_bytes != NO_CHECK or start == 0:
@@ -130,7 +130,7 @@ def judge(
     end: int,
     sequence: int,
 ) -> int:
-    """What is wrong with a key that is long enough; `GOOD` for nothing."""
+    """The verdict of a key that is long enough; `GOOD` for a valid one."""
     if start < 0:
         return NEGATIVE_START
     if key_format == SESSION:
@@ -164,7 +164,7 @@ def decode_windowed_keys(
     data: Any, bounds: Any, present: Any, key_format: int, size: int, strict: int, inner_bytes: int, advance: int,
     inner_ends: Any, inner_content: Any, starts: Any, ends: Any, sequences: Any, verdicts: Any,
 ) -> int:  # fmt: skip
-    """Take every key apart; how many rows have a verdict that is neither good nor absent.
+    """Decode every key; returns how many rows have a verdict other than good and absent.
 
     `inner_ends` has room for n + 1 numbers and `inner_content` for all bytes that can be left. Numbers of rows
     that are not good are 0.
@@ -221,9 +221,9 @@ def encode_windowed_keys(
     data: Any, bounds: Any, present: Any, starts: Any, ends: Any, sequences: Any, key_format: int,
     key_ends: Any, key_content: Any,
 ) -> int:  # fmt: skip
-    """Put every key and its window together; the first row whose window is not possible, or -1.
+    """Encode every key with its window; returns the first row with an invalid window, or -1.
 
-    `ends` is looked at for sessions only, `sequences` for store keys only. Rows without a key stay without.
+    `ends` is read for sessions only, `sequences` for store keys only. Null keys stay null.
     """
     source, limits = pointer(data), pointer(bounds)
     start_of, end_of, sequence_of = pointer(starts), pointer(ends), pointer(sequences)
@@ -262,7 +262,7 @@ def encode_windowed_keys(
 def join_timestamps(
     data: Any, bounds: Any, present: Any, timestamps: Any, value_ends: Any, value_content: Any
 ) -> None:
-    """Put a timestamp before every value; null values stay null."""
+    """Prepend a timestamp to every value; null values stay null."""
     source, limits, timestamp_of = pointer(data), pointer(bounds), pointer(timestamps)
     target_ends, target = pointer(value_ends), pointer(value_content)
     filled = 0
@@ -280,7 +280,7 @@ def join_timestamps(
 def split_timestamps(
     data: Any, bounds: Any, present: Any, value_ends: Any, value_content: Any, timestamps: Any
 ) -> int:
-    """Take the timestamp off every value; the first row too short to have one, or -1."""
+    """Split the timestamp from every value; returns the first row too short to have one, or -1."""
     source, limits, timestamp_of = pointer(data), pointer(bounds), pointer(timestamps)
     target_ends, target = pointer(value_ends), pointer(value_content)
     filled = 0

@@ -2,16 +2,16 @@
 
 Panes
 -----
-Which windows take a record: panes, the windows that closed before it, and what those are told.
+Assigns records to panes, and finds the windows that closed before a record arrived.
 
-Windows start every `advance` at multiples of it, never before the epoch, and are `size` long; one takes a record
-while its end lies after the record's time of judgement less grace. Windows are made of panes `pane` wide, and a
-record goes into one. Its windows close in the order they start, so those that still take it are the last ones:
-`first_start` names the first of them where some have closed, and 0 where all take it.
+Windows start every `advance`, at multiples of it, not before the epoch, and are `size` long. A window accepts a record
+while the window's end is after `judged` (the record's stream time) minus grace. Windows consist of panes of width
+`pane`, and a record is added to one pane. A record's windows close in the order of their starts, so the ones still open
+are the last ones: `first_start` is the start of the first open one where some have closed, and 0 where all are open.
 
 Hopping windows
 ---------------
-Hopping windows over panes that lie side by side: which windows there are, and where each one's panes lie.
+Finds the hopping windows of adjacent panes, and the range of panes of each window.
 
 Panes are given by key and, inside a key, ascending by where they start (`rows`, `starts`). Windows start every
 `advance`, at multiples of it, never before the epoch, and are `size` long. A window has the number
@@ -20,49 +20,48 @@ Panes are given by key and, inside a key, ascending by where they start (`rows`,
 
 where `lowest` is a multiple of `advance` and `stride` more than the windows a key can have from there on.
 
-Callers prove (K2): `rows` has every pane once; numbers given to `reach_of_hops` ascend.
+Callers guarantee (K2): `rows` has every pane once; numbers given to `reach_of_hops` ascend.
 
 Sessions
 --------
-Records joined to sessions, key by key, in the order the records came.
+Joins records to sessions, key by key, in order of arrival.
 
-    merge_sessions   the sessions there are after a batch; of each record and each session there was before, the
-                     one it ended up in
+    merge_sessions   the sessions after a batch; for each record and each earlier session, the session it is in now
 
-Elements are the sessions found (0 … found − 1) and then the records. Every record that is taken becomes the parent
-of all sessions it joins, and stands for the result until a later record joins that one; so parents always come
-later, and one walk backwards leads every element to its last parent.
+Elements are the sessions found (0 … found − 1) and then the records. Every accepted record becomes the parent of all
+sessions it joins, and represents the result until a later record joins it. So parents always have higher numbers, and
+one backward pass leads every element to its final parent.
 
-Sessions of one key are kept sorted by their end. They do not overlap, unless some could not be seen when a record
-came (they had left the store for it); from then on all later ones are looked at.
+Sessions of one key are sorted by their end. They do not overlap, unless some had expired from the store when a record
+arrived; from then on all later sessions are tested.
 
-Callers prove (K2): `rows` has every record once, side by side by key as `row_starts` says, in order; found sessions
-of key k are found_starts[k] … found_starts[k + 1], ascending by end; live arrays have room for the largest key's
-sessions and records together.
+Callers guarantee (K2): `rows` has every record once, grouped by key as in `row_starts`, in order; found sessions of key
+k are found_starts[k] … found_starts[k + 1], ascending by end; live arrays have room for the largest key's sessions and
+records together.
 
 Sliding windows
 ---------------
-Sliding windows found among the events of each key: those a batch changed, or that end in a stretch of time.
+Finds the sliding windows of each key's events: those a batch changed, or those that end in a time range.
 
-Events are given by key and, inside a key, ascending by time (`rows`, `starts`); a window's events are then a stretch
-of places, less those that came when the window had closed: `first_end` of an event is the earliest end of a window
-that takes it. An event makes a window that ends with it, at `width` at the earliest, if that window takes it, and a
-window that starts right after it, if that one holds an event.
+Events are given by key and, within a key, ascending by time (`rows`, `starts`). A window's events are a range of
+positions, without those that arrived after the window had closed: `first_end` of an event is the earliest end of a
+window that accepts it. An event creates a window that ends with it (at `width` at the earliest) if that window accepts
+it, and a window that starts right after it if that window has an event.
 
-Callers prove (K2): `rows` has every event once; outputs have room for two windows an event.
+Callers guarantee (K2): `rows` has every event once; outputs have room for two windows per event.
 
 Merge tree
 ----------
-The pieces overlapping windows are put together from: nodes of a tree over rows that lie side by side.
+Computes overlapping windows from shared partial results: the nodes of a tree over adjacent rows.
 
-Rows are given by key and, inside a key, ascending by time (`rows`); a window's rows are then a stretch of places, less
-those that came when the window had closed: `firsts` of a row is the first window, by whatever windows are told
-apart with (`limits`), that takes it.
+Rows are given by key and, within a key, ascending by time (`rows`). A window's rows are a range of positions, without
+those that arrived after the window had closed: `firsts` of a row is the first window that accepts it, in the order of
+`limits`.
 
-Tree: level 0 has a node a place, a node of level n + 1 holds two neighbours of level n; node i of level n is
-number bases[n] + i. Nodes across two keys are there and never listed.
+Tree: level 0 has one node per position, a node of level n + 1 covers two adjacent nodes of level n; node i of level n
+has the number bases[n] + i. Nodes that span two keys exist but are never listed.
 
-Callers prove (K2): stretches lie inside `rows`; `away_before` has one more element than `rows`.
+Callers guarantee (K2): ranges lie inside `rows`; `away_before` has one more element than `rows`.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def assign_panes(
     first_start: Any,
     late_windows: Any,
 ) -> tuple[int, int, int]:
-    """Fill a row for each record; answers how many are taken, how many of those only by some of their windows,
+    """Fill a row for each record; returns how many are taken, how many of those only by some of their windows,
     and how many windows in all were closed to a record.
 
     Records with a verdict above `highest_verdict` are left out; `judged` must be at least 0 for the others.
@@ -165,7 +164,7 @@ def list_late(
     window_start: Any,
     how_late: Any,
 ) -> None:
-    """One line for each record and window that was closed to it: how much more grace would have let it in."""
+    """Write a line for each record and closed window, with the extra grace that would have accepted the record."""
     line = 0
     for row in range(ts.shape[0]):
         first = max(0, ts[row] - size + advance) // advance * advance
@@ -191,7 +190,7 @@ def list_windows(
 ) -> int:
     """One line for each pane and window it belongs to, of windows that start from `lowest` to `highest`.
 
-    Answers how many lines there are; with no room given it only counts.
+    Returns how many lines there are; with no room given it only counts.
     """
     line = 0
     room = rows.shape[0]
@@ -213,7 +212,7 @@ def list_windows(
 
 @kernel(types.int64(READ_INT64S, INT64, INT64, BYTES))
 def admit_sizes(sizes: Any, used: int, limit: int, admitted: Any) -> int:
-    """Admit each size that still fits below the limit, in turn; answers what is used then."""
+    """Admit each size that still fits below the limit, in order; returns the total used."""
     for row in range(sizes.shape[0]):
         fits = used + sizes[row] <= limit
         admitted[row] = fits
@@ -297,7 +296,7 @@ def note_in_order(
 
 @kernel(types.boolean(READ_INT32S))
 def rise_by_one(groups: Any) -> bool:
-    """Whether each number is the one before it or the next."""
+    """Whether each number equals the previous one or is one higher."""
     numbers, wrong = pointer(groups), 0
     for row in range(1, groups.shape[0]):
         wrong |= (load(numbers, row) - load(numbers, row - 1)) & ~1  # of a step of 0 or 1 nothing is left
@@ -324,7 +323,7 @@ def list_hops(
 ) -> Any:
     """The windows from `lowest` to `highest` of panes that all their windows take, each once, ascending.
 
-    Answers how many there are; with no room given it only counts.
+    Returns how many there are; with no room given it only counts.
     """
     found = int64(0)
     room = numbers.shape[0]
@@ -364,7 +363,7 @@ def reach_of_hops(
     lows: Any,
     highs: Any,
 ) -> None:
-    """Each window's panes: places from low up to high."""
+    """Write each window's panes: positions from low up to high."""
     key = int64(-1)
     low, high, stop = int64(0), int64(0), int64(0)
     for at in range(numbers.shape[0]):
@@ -543,13 +542,13 @@ _NEVER = int64(NEVER)
 
 @register_jitable
 def _end_with(time: int, width: int) -> int:
-    """Where the window that ends with an event ends."""
+    """The end of the window that ends with an event."""
     return max(time, width)
 
 
 @register_jitable
 def _end_after(time: int, width: int) -> int:
-    """Where the window that starts right after an event ends."""
+    """The end of the window that starts right after an event."""
     return time + 1 + width if time < _NEVER - width - 1 else _NEVER
 
 
@@ -635,7 +634,7 @@ def find_windows(
 
 @register_jitable
 def _count_stretch(low: Any, high: Any, levels: int) -> Any:
-    """How many nodes hold the places from `low` up to `high`."""
+    """The number of nodes that cover the positions from `low` up to `high`."""
     count = int64(0)
     level = 0
     while low < high:

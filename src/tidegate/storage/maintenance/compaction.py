@@ -145,8 +145,8 @@ def has_reclaimable_rows(merge: Merge, runs: Sequence[RunEntry]) -> bool:
 def is_crowded(runs: Sequence[RunEntry], most: int) -> bool:
     """Whether a bucket that is still written to has too many runs: small ones, or ones of the same time.
 
-    Large runs of different times are left alone until the bucket is cold: whoever looks for a time finds few of
-    them, and to merge them again and again would cost more than all appends.
+    Large runs with different times are not merged until the bucket is cold: a read of a time range touches few of
+    them, and merging them repeatedly would cost more than all appends.
     """
     if len(runs) <= most:
         return False
@@ -234,9 +234,9 @@ def compact(
 
 
 def reclaim(parts: StorageParts, task: TaskStorage) -> Operation[bool]:
-    """Merge what is in memory next to rows that it overwrites or folds into, so that their backlog is released.
+    """Merge hot runs that overwrite or fold into each other's rows, so that their backlog is released.
 
-    Whether somebody else is at work on a bucket of the task, and may release more.
+    Returns whether another thread works on a bucket of the task and may release more.
     """
     for store in task.attached():
         if store.spec.merge is not Merge.APPEND:

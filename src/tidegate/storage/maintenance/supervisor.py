@@ -140,7 +140,7 @@ class MaintenanceSupervisor:
             waits = waits + 1 if phase == WAITING else 0
             if waits:
                 if waits > self._parts.config.scratch_timeout_ms:
-                    return  # somebody holds a slot or a bucket for long: the next tick tries again
+                    return  # a slot or a bucket stays locked: the next tick tries again
                 self._parts.clock.sleep_ms(1)
 
     def _failed(self, task: TaskStorage, error: Exception) -> None:

@@ -13,7 +13,7 @@ P1  total = the sum over all (task, tenant); each number is at least 0 (INV-15).
 P2  relief runs without the pool's lock, so it may release, evict and wait like anybody else (INV-16).
 C1  a hot copy is charged with its run's logical bytes, to its cache's tenant.
 C2  ids come from one counter of the process, so an id is never seen twice, in either cache, also after `clear`.
-C3  whoever holds a `HotCopy` keeps its rows: removing one only ends its accounting.
+C3  a reference to a `HotCopy` keeps its rows alive: removing one only ends its accounting.
 C4  the write buffer takes rows of a caller in all together or not at all, and makes the caller wait at the worker
     total. Base runs never wait: what compaction makes replaces runs that leave in a moment, and what would be
     rehydrated without room is not (`has_room`).
@@ -262,7 +262,7 @@ class HotRuns:
         self._tasks: dict[str, dict[int, HotCopy]] = {}
 
     def shrink(self, task: str, old: HotCopy, rest: Run) -> HotCopy:
-        """A copy with some of the keys of `old`, beside it until the caller removes one of the two; never waits."""
+        """Add a copy with some of the keys of `old`; the caller then removes one of the two. Never waits."""
         self._check(old)
         self._pool.reserve_over_limit(task, self.tenant, rest.nbytes)
         return self._keep(task, rest, complete=False)

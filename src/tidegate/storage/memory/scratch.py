@@ -32,7 +32,7 @@ from tidegate.storage.memory.waiting import Line
 
 COPIES = 3  # of what is merged: put behind each other, in order, and cut into rows again
 SORT_BYTES = 64  # for each value of a list: ranks, order and groups, sorted
-SMALL_BYTES = 1 << 20  # below this nobody asks
+SMALL_BYTES = 1 << 20  # smaller merges do not reserve memory
 LARGE_SHARE = 8  # a merge of an eighth of working memory or more is large
 
 
