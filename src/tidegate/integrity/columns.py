@@ -103,8 +103,8 @@ class IntegrityColumns:
     """The metadata of a batch's records, in batch order; where a record is not MANAGED only `state` is valid."""
 
     rows: NDArray[Any]
-    """Of `STAMP_ROW`, contiguous: what kernels take. `payload` is the place of `divc` among all the headers
-    of the column, -1 without; `announced_type` is a chain's start's, `certified…` a chain's end's."""
+    """Contiguous rows of `STAMP_ROW`, the input of the kernels. `payload` is the index of `divc` among all the headers
+    of the column, -1 without; `announced_type` is set by a start of chain, `certified…` by an end of chain."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -348,7 +348,7 @@ def _length(field: bytes | None) -> bytes:
 
 LARGEST_COLUMN: Final = 2**31 - 1
 MOST_ROWS: Final = 1 << 20
-"""Of one call, so that the fresh headers of a huge table stay small."""
+"""Limit of one `stamp_rows` call, to bound the memory of the new headers."""
 _NAME: Final = np.frombuffer(HEADER_KEY.encode(), np.uint8)
 
 

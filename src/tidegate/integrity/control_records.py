@@ -89,7 +89,7 @@ from tidegate.log.writer import Written
 
 NAMESPACE: Final = uuid.UUID("5d1c9a3e-3c0b-5f55-9e0b-7d1f6c7a2b41")
 HEARTBEAT_GUID: Final = uuid.uuid5(NAMESPACE, "heartbeat").bytes
-"""The well-known producer of heartbeats."""
+"""The fixed producer GUID of heartbeats."""
 
 
 def stable_guid(name: str, topic: str, partition: int) -> bytes:
@@ -194,7 +194,7 @@ UPSTREAM_KEY: Final = "divu"
 UPSTREAM_BYTES: Final = 8
 NO_OFFSET: Final = -1
 LEADERSHIP_GUID: Final = uuid.uuid5(NAMESPACE, "leadership").bytes
-"""The well-known producer of leadership stamps."""
+"""The fixed producer GUID of leadership stamps."""
 LARGEST_EPOCH: Final = 2**62 - 1
 _SWITCH: Final = struct.Struct(">BqqH")
 _WHOLE, _IN_PARTS = 1, 2

@@ -234,7 +234,7 @@ class ChainState(NamedTuple):
     chain: int = -1
     """The last chain begun, -1 before the first."""
     sequence: int = 0
-    """The next sequence in it: as many records as it has."""
+    """The next sequence, which is the number of records in the chain."""
     is_open: bool = False
     checksum: int = 0
     stamp_sum: int = 0
@@ -273,9 +273,9 @@ class Chains:
     checksum_type: ChecksumType = ChecksumType.ADHASH2
     limits: ChainLimits = ChainLimits()
     origin: ChainOrigin | None = None
-    """What starts of chains say about who sends them."""
+    """The origin that starts of chains carry."""
     headers_only: bool = False
-    """Send no control records; then there are no checksums of chains, and `limits` do not count."""
+    """Send no control records; chains then have no checksums, and `limits` do not apply."""
 
     def data(self, state: ChainState, rows: RecordColumns, now_ms: int) -> Planned:
         """Plan data rows; rows without a timestamp get `now_ms`, so that a repeat has the same bytes."""
@@ -415,7 +415,7 @@ class Channel:
         self.lock = threading.RLock()
         self.state = state
         self.owed: list[Prepared] = []
-        """Records that have their numbers and are not known to be stored, in their order."""
+        """Numbered records that are not known to be stored, in order."""
 
 
 class Shipment(NamedTuple):

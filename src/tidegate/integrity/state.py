@@ -71,11 +71,11 @@ from tidegate.kernels.validation import PRODUCER_ROW, find_producer, index_produ
 NO_TIME: Final = -1
 UNCOUNTED: Final = -1
 NEVER: Final = -1
-"""A maximum age that is none."""
+"""The maximum age that means no limit."""
 DEFAULT_MAX_AGE_MS: Final = 7 * 86_400_000
-"""How long a producer may be silent before a pipeline or a table forgets it, unless it is told otherwise."""
+"""Default time without records after which a pipeline or a table forgets a producer."""
 MOST_REMEMBERED: Final = 100_000
-"""Above this many producers, those that ended for good are forgotten before they are too old."""
+"""Above this many producers, those that have ended are forgotten before their maximum age."""
 FUTURE_GUARD_MS: Final = 3_600_000
 """How far ahead of the round's time a producer's clock may be and still count as the newest."""
 _FEWEST_ROWS: Final = 16
@@ -123,7 +123,7 @@ class ProducerTable:
 
     count: int
     rows: NDArray[Any]
-    """Of `PRODUCER_ROW`; those from `count` on are free."""
+    """Array of `PRODUCER_ROW`; rows from `count` on are free."""
     index: NDArray[np.int32]
 
     def __init__(self, rows: NDArray[Any] | None = None) -> None:
@@ -237,11 +237,11 @@ class PartitionState:
     producers: ProducerTable = field(default_factory=ProducerTable)
     phase: Phase = Phase.LIVE
     next_offset: int = 0
-    """The offset after the last record judged."""
+    """The offset after the last validated record."""
     end_of_push: int = -1
     """The offset of the record that ended the push, -1 before."""
     forgot: bool = False
-    """Producers were forgotten: one that is met in the middle of its numbering may be one of them, and no fault."""
+    """Producers were forgotten: a producer first seen in mid-chain may be one of them, which is no fault."""
 
     def copy(self) -> PartitionState:
         """A deep copy."""
@@ -401,7 +401,7 @@ def restore_checkpoint(data: bytes, *, now_ms: int, max_age_ms: int = NEVER) -> 
 
 MANIFEST_VERSION: Final = 1
 MOST_TOLD: Final = 5
-"""Producers that are named when a push falls short."""
+"""How many producers an incomplete push names."""
 _MANIFEST_HEAD = struct.Struct(">BQI")
 _SENT = struct.Struct(">16siiQQ")
 

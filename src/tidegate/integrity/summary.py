@@ -72,22 +72,22 @@ class Run(NamedTuple):
     first_offset: int
     last_offset: int
     announced: int
-    """The checksum type when the run opens its chain, -1 when it does not."""
+    """The checksum type if the run opens its chain, else -1."""
     records: int
     crc_sum: int
     field_sum: int
     stamp_sum: int
-    """The four over all records but the chain's end; `field_sum` is 0 where it cannot matter."""
+    """The sums and the count cover all records but the chain's end; `field_sum` is 0 where it cannot matter."""
     data_records: int
     newest_time: int
-    """The newest time the producer gave, -1 without any."""
+    """The newest producer time, -1 without any."""
     log_time: int
-    """The log's time of the last record."""
+    """The log timestamp of the last record."""
     bad_offset: int
-    """The first record that is wrong by itself: its checksum, or a kind nobody knows."""
+    """Offset of the first record that is faulty by itself: wrong checksum or unknown kind."""
     end: EndOfChain | None
     final: bool = False
-    """Whether the end says that its producer sends nothing more."""
+    """Whether the end declares that its producer sends nothing more."""
 
     def joined(self, after: Run) -> Run | None:
         """This run joined with the following one; None where there is a gap."""
@@ -139,9 +139,9 @@ class RangeSummary:
     first_offset: int = NOWHERE
     last_offset: int = -1
     bad_heartbeats: dict[bytes, int] = field(default_factory=dict)
-    """Producers of heartbeats that do not match their checksum, with the first one's offset."""
+    """Producers of heartbeats with a wrong checksum, with the offset of the first one."""
     heartbeats: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Producers of sound heartbeats: the first one's offset, and how many there are."""
+    """Producers of sound heartbeats: offset of the first one, and their number."""
 
     def departures(self) -> dict[bytes, int]:
         """Producers with a record that is not OK, with the offset of the first one."""

@@ -140,7 +140,7 @@ def require_new_names(
 
 
 Policy: TypeAlias = OnError | Mapping[Verdict, OnError]
-"""One answer to every fault, or one for each verdict; a verdict that is not named is KEEP."""
+"""One policy for every fault, or one per verdict; a verdict that is not named is KEEP."""
 
 
 def policy_of(said: str | Mapping[str, str]) -> Policy:
@@ -257,8 +257,8 @@ class Counters:
 # -- validator -------------------------------------------------------------------------------------
 
 MOST_FINDINGS: Final = 1000
-"""Findings of one batch that are told in full: the first sixth of them of each kind, so that a flood of one kind hides
-no other; verdicts and counts are always complete."""
+"""Limit of findings of one batch; each kind keeps at most a sixth of it, so that many faults of one kind hide no other.
+Verdicts and counts are always complete."""
 _NO_SUMS: Final = np.zeros(0, np.uint64)
 _IS_FATAL: Final = np.array([verdict in FATAL for verdict in Verdict])
 _IS_GAP: Final = np.array([verdict in GAPS for verdict in Verdict])
@@ -273,13 +273,13 @@ class Judged:
     notes: NDArray[np.uint8]
     columns: IntegrityColumns
     findings: Sequence[Finding]
-    """The first faults, each made when it is looked at; the one that stopped the partition is the last."""
+    """The first faults, each built on access; the one that stopped the partition is the last."""
     stop_at: int | None
-    """The row whose fault stopped the partition, counted among the verdicts; None when it goes on."""
+    """The row whose fault stopped the partition (included in the verdicts); None when it did not stop."""
     kept: NDArray[np.bool_]
-    """The data records to go on with: no repeats, no control records, no faulty ones."""
+    """The data records to pass on: no duplicates, no control records, no faulty ones."""
     aside: NDArray[np.bool_]
-    """Faulty data records to set aside as dead letters; those that are neither kept nor aside are dropped."""
+    """Faulty data records for the dead-letter store; those that are neither kept nor aside are dropped."""
 
     @property
     def is_fatal(self) -> NDArray[np.bool_]:

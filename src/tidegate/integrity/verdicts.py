@@ -79,7 +79,7 @@ FATAL: Final = frozenset(
     }
 )
 GAPS: Final = frozenset({Verdict.MISSING, Verdict.UNREGISTERED_PRODUCER})
-"""Fatal verdicts about records that are not there: the record that shows the gap is sound, unless it is DAMAGED."""
+"""Fatal verdicts about missing records: the record after the gap is sound, unless it is DAMAGED."""
 
 
 class Rule(IntEnum):
@@ -133,9 +133,9 @@ class Note(IntFlag):
 
 NOT_COMPACTED: Final = -1
 INTEGRITY_LAG_MS: Final = 86_400_000
-"""What `min.compaction.lag.ms` is set to where Tidegate makes a compacted topic of numbered records."""
+"""The `min.compaction.lag.ms` that Tidegate sets on compacted topics of numbered records."""
 UNKNOWN_BOUND: Final = -1
-"""Of an offset below which compaction has been: nobody knows it."""
+"""Value of `compacted_below` where the compacted offset is not known."""
 PREVIOUS: Final = "previous"
 INCOMING: Final = "incoming"
 

@@ -46,7 +46,7 @@ class ReliefShare(NamedTuple):
 
 
 Relief: TypeAlias = "Callable[[list[ReliefShare]], int]"
-"""Takes memory back, as near to the shares as it can, and says how many bytes came free."""
+"""Frees memory, as near to the shares as it can, and returns the bytes freed."""
 
 
 class WorkerMemoryPool:
