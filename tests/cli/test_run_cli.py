@@ -413,7 +413,7 @@ def test_faults_of_a_flow_that_is_gone_count_for_neither(
     broken_by(shop, "faults")
     assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 1
     module = MODULE.format(data=str(shop), more=', on_error="drop"')
-    redefine(shop, module.replace('to("counts")', 'to("others")'))
+    redefine(shop, module.replace('to_topic("counts")', 'to_topic("others")'))
     assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 0
     assert run(["app", "status", "--state", str(shop / "state")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["faults"] == 0
