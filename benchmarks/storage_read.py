@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +36,10 @@ from _storage import (
     scratch_folder,
 )
 from tidegate.files import Files
+from tidegate.storage import pack
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.reader import RangeRequest, Time
+from tidegate.storage.slots import read_slot
 
 ROWS, KEYS, BATCH = 1_000_000, 100_000, 100_000
 HOUR = 60 * MINUTE
@@ -132,6 +135,16 @@ def measure_evicted(report: Report, store: Store, rows: pa.Table, folder: Path) 
             report.figure(what, speed, shown)
         else:
             report.figure(what, speed, shown, "<= 3x", ratio <= 3)
+
+    def unvalidated() -> pa.Table:
+        with patch.object(
+            pack, "read_slot", lambda slot, schema, *, checked: read_slot(slot, schema, checked=True)
+        ):
+            return ours(None, again=False)
+
+    seconds = best_of(7, partial(ours, None, again=False), perf_counter)
+    ratio = seconds / best_of(7, unvalidated, perf_counter)
+    report.figure("validation of every slot at its first read", "", f"{ratio:.2f}x a first read without it")
 
 
 def measure_peers(report: Report, given: list[pa.RecordBatch], micros: float) -> None:
