@@ -1,4 +1,4 @@
-"""`tidegate run` and `tidegate app`: an app from a module, its line, its summary, and the ways out."""
+"""`tidegate run` and `tidegate app`: an app from a module, its line, its summary, and the remedies."""
 
 from __future__ import annotations
 

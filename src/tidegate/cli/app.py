@@ -355,13 +355,13 @@ def _serve(metrics: Any, address: str) -> None:
 
 @click.group("app", cls=Group)
 def command() -> None:
-    """See what an app did, and the ways out that messages name.
+    """Show what an app did, and resume, replay or reset it.
 
     \b
     tidegate app status                               every app of ./data/state
     tidegate app status shop --log ./data/log         with what is left to read
     tidegate app checkpoints shop                     the commits that are kept
-    tidegate app resume shop --partition orders-3     go on with a partition that a fault stopped
+    tidegate app resume shop --partition orders-3     read on in a partition that a fault stopped
     tidegate app acknowledge shop                     the faults found so far are known
     tidegate app replay shop --to-round 120           compute again from a commit, or from the beginning
     tidegate app reset shop                           forget everything it knows

@@ -131,9 +131,9 @@ def kept_commits(site: Site, name: str) -> list[CommitOf]:
 
 
 def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Answer]) -> Answer:
-    """What `look` finds in the table.
+    """Return what `look` finds in the table.
 
-    Who keeps the table may let go, meanwhile, what the commit needs that is being read: then in the newest one.
+    When the commit that is read is collected meanwhile, `look` is called again with the newest one.
     """
     with opened(site, name, as_of) as table:
         try:

@@ -520,7 +520,7 @@ class DiffDocument(msgspec.Struct, frozen=True):
 
 
 class PartShown(msgspec.Struct, frozen=True):
-    """A record that speaks of a window, and what became of it."""
+    """A record that belongs to a window, and how it was counted."""
 
     partition: Name
     offset: Offset

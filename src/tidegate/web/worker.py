@@ -112,7 +112,7 @@ def _end_with_parent() -> None:
 
 
 def _code_of(answer: Callable[[], int]) -> int:
-    """How a child ends, whatever happens in it: it never goes on as its parent."""
+    """Return the exit code of a child process; an exception never lets it run the parent's code."""
     try:
         return answer()
     except BaseException as error:  # noqa: BLE001 - told, and then the process ends

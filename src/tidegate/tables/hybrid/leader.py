@@ -439,7 +439,7 @@ class Leading:
         if self.following.upstream.epoch > self.epoch:
             raise FencedError(
                 f"{self.following.place}: epoch {self.following.upstream.epoch} leads, and {self.epoch} does not any "
-                "more; this one goes on as a standby"
+                "more; this process continues as a standby"
             )
         if self._clock.monotonic_ms() - self._checked_ms >= CHECK_MS:
             source.check()
@@ -676,7 +676,7 @@ class Serving:
                 randomness=self._randomness,
                 ttl_ms=self._ttl_ms,
                 duty="leads this partition",
-                remedy="this one goes on as a standby",
+                remedy="this process continues as a standby",
             )
 
         return make
