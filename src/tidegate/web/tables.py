@@ -167,7 +167,7 @@ def known_late(site: Site) -> dict[str, int]:
 
 
 def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
-    """Rows of two commits held against each other."""
+    """Return the rows that differ between two commits."""
     with opened(site, name, question.before) as first, opened(site, name, question.after) as second:
         old, old_more = _compared(first, question.key)
         new, new_more = _compared(second, question.key)

@@ -279,7 +279,7 @@ def partition_rows(site: Site, topic: str) -> list[dict[str, Any]]:
 
 
 def sizes_of(rows: list[dict[str, Any]]) -> list[int]:
-    """What partitions are held against each other by: their bytes, or of a cluster their records."""
+    """Return the size of each partition for its bar: its bytes, or, for a cluster, its number of records."""
     return [
         row["high_watermark"] - row["log_start"] if row["bytes"] is None else row["bytes"] for row in rows
     ]
