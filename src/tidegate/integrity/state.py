@@ -76,6 +76,8 @@ DEFAULT_MAX_AGE_MS: Final = 7 * 86_400_000
 """Default time without records after which a pipeline or a table forgets a producer."""
 MOST_REMEMBERED: Final = 100_000
 """Above this many producers, those that have ended are forgotten before their maximum age."""
+MOST_SILENT: Final = 500_000
+"""Above this many producers, those whose last record is the longest ago are forgotten, ended or not."""
 FUTURE_GUARD_MS: Final = 3_600_000
 """How far ahead of the round's time a producer's clock may be and still count as the newest."""
 _FEWEST_ROWS: Final = 16
@@ -256,11 +258,12 @@ class PartitionState:
         return int(times.max()) if len(times) else NO_TIME
 
     def expire(self, max_age_ms: int, *, now_ms: int) -> int:
-        """Forget producers whose time is more than `max_age_ms` behind the newest producer's, and, above
-        MOST_REMEMBERED producers, the oldest of those that have ended; returns how many were forgotten.
+        """Forget producers whose time is more than `max_age_ms` behind the newest producer's, the oldest ended ones
+        above MOST_REMEMBERED and any above MOST_SILENT; returns how many were forgotten.
 
         The wall clock expires no producer: with `now_ms`, times more than FUTURE_GUARD_MS ahead do not count as the
-        newest. During a push no producer is forgotten, because the manifest lists all that took part.
+        newest, and above MOST_SILENT the offset of the last record decides. During a push no producer is forgotten,
+        because the manifest lists all that took part.
         """
         times = self.producers.known["producer_time"]
         if max_age_ms == NEVER or self.phase is Phase.PUSHING:
@@ -270,14 +273,19 @@ class PartitionState:
         if len(sane) and int(sane.max()) != NO_TIME:
             gone = self._keep(times >= int(sane.max()) - max_age_ms)
         rows = self.producers.known
-        over, ended = len(rows) - MOST_REMEMBERED, np.flatnonzero(rows["final"])
-        if over > 0 and len(ended):
-            if len(ended) > over:
-                ended = ended[np.argpartition(rows["producer_time"][ended], over - 1)[:over]]
-            kept = np.ones(len(rows), np.bool_)
-            kept[ended] = False
-            gone += self._keep(kept)
-        return gone
+        gone += self._drop_least("producer_time", np.flatnonzero(rows["final"]), len(rows) - MOST_REMEMBERED)
+        count = len(self.producers)
+        return gone + self._drop_least("offset", np.arange(count), count - MOST_SILENT)
+
+    def _drop_least(self, name: str, rows: NDArray[np.int64], count: int) -> int:
+        """Forget at most `count` of these rows, those with the least values; returns how many were forgotten."""
+        if count <= 0 or not len(rows):
+            return 0
+        if len(rows) > count:
+            rows = rows[np.argpartition(self.producers.known[name][rows], count - 1)[:count]]
+        kept = np.ones(len(self.producers), np.bool_)
+        kept[rows] = False
+        return self._keep(kept)
 
     def _keep(self, chosen: NDArray[np.bool_]) -> int:
         gone = self.producers.keep(chosen)
