@@ -14,6 +14,9 @@ from tidegate.cli.main import run
 from tidegate.clock import ManualClock
 from tidegate.integrity import read_columns
 from tidegate.log.log import Log
+from tidegate.web.integrity import integrity
+from tidegate.web.schemas import IntegrityQuestion
+from tidegate.web.site import Site
 
 DAY = 86_400_000
 TEN = 1_767_261_600_000
@@ -155,6 +158,20 @@ def test_gaps_of_compaction_are_told_and_fail_where_asked(tmp_path: Path, capsys
     told = capsys.readouterr()
     assert "nothing wrong" not in told.err + told.out
     assert f"below offset {bound}" in told.out
+
+
+def test_the_page_and_the_html_report_say_where_loss_would_not_show(tmp_path: Path) -> None:
+    with compacted(tmp_path / "log", lag_ms=0, clock=ManualClock(TEN)) as log:
+        bound = log.compacted_below("prices", 0)()
+    site = Site(tmp_path / "log", tmp_path / "state")
+    found = integrity(site, "prices", IntegrityQuestion(wait_ms=20_000))
+    assert found.state == "done" and not found.faults_total
+    assert "nothing is missing" not in found.sentence
+    (doubt,) = found.doubts
+    assert f"below offset {bound}" in doubt
+    html = tmp_path / "prices.html"
+    assert run(["verify", "prices", "--log", str(tmp_path / "log"), "--html", str(html)]) == 0
+    assert 'class="health unsure"' in html.read_text() and f"below offset {bound}" in html.read_text()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,6 +16,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.cli.main import run
+from tidegate.log.format.batch import iter_headers
 from tidegate.pipeline.admin import acknowledge_faults, app_status
 from tidegate.pipeline.lineage import explain_window
 from tidegate.storage import open_backend
@@ -140,6 +141,31 @@ def text(shown: str) -> str:
 
 
 # -- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_damaged_batch_is_a_fault_of_its_topic(tmp_path: Path, place: str) -> None:
+    """Behind the last readable record nothing else shows that records are lost."""
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        log.create_topic("orders", 1)
+        sender = log.writer("orders", integrity=True)
+        for number in range(3):
+            sender.write(pa.table({"key": ["a"] * 2, "value": [str(number)] * 2}))
+        sender.close(graceful=False)
+    path = next((tmp_path / "log" / "orders-0").glob("*.log"))
+    content = bytearray(path.read_bytes())
+    starts = [start for start, _ in iter_headers(bytes(content))]
+    content[starts[0 if place == "first" else -1] + 70] ^= 1
+    path.write_bytes(content)
+    site = Site(tmp_path / "log", tmp_path / "state")
+    found = ask(site, "integrity", {"topic": "orders"}, wait_ms="20000")
+    offset, end = (0, "offset 2") if place == "first" else (5, "the end")
+    message = f"The log is damaged: no record from offset {offset} to {end} can be read."
+    assert (offset, message) in [(each.offset, each.message) for each in found.faults if each.is_fault]
+    assert "nothing is missing" not in found.sentence and found.faults_total >= 1
+    assert ask(site, "overview").health == "bad"
+    assert message in text(page(site, "integrity", {"topic": "orders"}))
+    assert run(["verify", "orders", "--log", str(tmp_path / "log")]) == 1
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,6 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
     producers, producers_total = _producers(parts)
     faults = _faults(found, parts)
     total = sum(high - low for low, high in found.ends.values())
-    count = sum(part["faults"] for part in parts)
     managed = sum(part["records_with_metadata"] for part in parts)
     judged = sum(part["records"] for part in parts)
     damage = [
@@ -181,6 +180,7 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
         for part in parts
         for each in part["skipped_damage"]
     ]
+    count = sum(part["faults"] for part in parts) + len(damage)
     doubts = _doubts(parts)
     verdicts: dict[str, int] = {}
     for part in parts:
@@ -243,8 +243,9 @@ def _not_shown(site: Site) -> list[str]:
 
 
 def _doubts(parts: list[dict[str, Any]]) -> list[str]:
-    """Where loss would not show although metadata was checked."""
-    return [
+    """Where loss would not show although metadata was checked, and what was not read."""
+    unread = [f"Partition {part['partition']}: {part['unread']}." for part in parts if part["unread"]]
+    return unread + [
         f"In partition {part['partition']} {part['doubt']}."
         for part in parts
         if part["records_with_metadata"] and part["doubt"]
@@ -320,6 +321,20 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
 
     found = [
         FaultShown(
+            KIND_OF[Verdict.CORRUPT],
+            part["partition"],
+            damage["offset"],
+            "",
+            _damage_text(damage["offset"], damage["resumed_at"]),
+            "",
+            "restore the partition's files from a replica or a backup",
+            True,
+        )
+        for part in parts
+        for damage in part["skipped_damage"]
+    ]
+    found += [
+        FaultShown(
             KIND_OF[each.verdict],
             each.partition,
             each.offset,
@@ -341,6 +356,11 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
                 )
             )
     return sorted(found[:MOST_FAULTS], key=lambda each: (not each.is_fault, each.partition, each.offset))
+
+
+def _damage_text(offset: int, resumed_at: int | None) -> str:
+    end = "the end" if resumed_at is None else f"offset {resumed_at - 1}"
+    return f"The log is damaged: no record from offset {offset} to {end} can be read."
 
 
 def audit_faults(audit: _Audit) -> list[FaultShown]:
