@@ -184,6 +184,17 @@ def test_records_that_nobody_checks_are_told(tmp_path: Path) -> None:
     assert f"note: {len(AMOUNTS)} records are numbered and check-summed, and nobody looked" in str(summary)
 
 
+def test_records_left_out_as_duplicates_are_told(tmp_path: Path) -> None:
+    written(tmp_path / "sound")
+    with tg.Log(tmp_path / "sound", read_only=True) as log:
+        break_topic(log, "orders", DamageKind.REPEAT, into=tmp_path / "log", count=2)
+    app = app_over(tmp_path)
+    summary = ran(app)
+    assert revenue(app) == sum(AMOUNTS)
+    assert summary.exit_code == 0
+    assert str(summary).endswith("\nnot in all results of revenue: 2 duplicates by their numbers")
+
+
 def test_sound_input_is_no_reason_to_say_anything(tmp_path: Path) -> None:
     written(tmp_path / "log")
     summary = ran(app_over(tmp_path))

@@ -263,8 +263,9 @@ SAID: Final = {
     "negative_time": "with a time before 1970",
     "before_start": "before the start of the window",
     "without_result": "results that could not be made and are null",
+    "duplicate": "duplicates by their numbers",
 }
-"""What a summary says of records that a flow's operators did not take and of results they could not make."""
+"""What a summary says of records that were left out and of results that operators could not make."""
 
 
 class RunInstruments:
