@@ -151,6 +151,38 @@ def test_random_edits_are_counted_as_sets_of_records_say(tmp_path: Path) -> None
         )
 
 
+def test_edits_of_few_different_records_are_counted_as_sets_of_records_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that is missing in one stretch and an extra one in another is neither missing nor changed."""
+    monkeypatch.setattr(comparing, "BLOCK_BITS", 2)
+    chance = random.Random(2)
+    for number in range(25):
+        few = chance.choice([2, 5])
+        fields = [None, b"", *(b"%d" % n for n in range(few))]
+        given = [(chance.choice(fields), chance.choice(fields)) for _ in range(chance.randint(1, 150))]
+        copy = list(given)
+        for _ in range(chance.randint(0, 4)):
+            at, stop = sorted(chance.choices(range(len(copy) + 1), k=2))
+            match chance.randrange(4):
+                case 0:
+                    del copy[at : at + 20]
+                case 1:
+                    copy[at:at] = [(None, b"")]
+                case 2:
+                    copy[at:stop] = chance.sample(copy[at:stop], stop - at)
+                case 3:
+                    copy = copy[at:] + copy[:at]
+        one, other = topic(tmp_path / f"a{number}", [given]), topic(tmp_path / f"b{number}", [copy])
+        lost, more = len(_left_over(given, copy)), len(_left_over(copy, given))
+        for by, equal in (("partition", given == copy), ("key", not lost and not more)):
+            found = compare(one, other, by=by, smallest=chance.choice([10, 1000]))
+            told = kinds(found)
+            assert found.is_equal == equal
+            assert told.get("missing", 0) + told.get("changed", 0) == lost
+            assert told.get("extra", 0) + told.get("changed", 0) + told.get("duplicate", 0) == more
+
+
 def _left_over(one: list[Record], other: list[Record]) -> list[Record]:
     rest = list(other)
     left = []

@@ -4,14 +4,14 @@ Differences
 -----------
 The record-by-record difference of two lists of records.
 
-Both lists hold the same stretch of two topics. The n-th of several equal records on one side is matched with the n-th
-on the other. The remaining records are
+Two lists hold the same stretch of two topics. The n-th of several equal records on one side is matched with the n-th
+on the other. The remaining records of all stretches are
 
     moved      on both sides, but at different places: out of order, in another stretch, or in another partition
     duplicate  more often on side B than on side A
     missing    on side A, and not (or not so often) on side B
     extra      on side B, and not on side A
-    changed    a missing and an extra record with the same key, the first with the first of that key
+    changed    a missing and an extra record with the same key in one stretch, the first with the first of that key
 
 Thread rule: values and pure functions.
 
@@ -45,8 +45,8 @@ Thread rule: values and pure functions around readers.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -165,22 +165,34 @@ def unordered(a: Side, b: Side) -> list[Difference]:
     return sorted(_unmatched(a, b, only_a, only_b), key=_place)
 
 
-def pair_moved(found: Sequence[Difference]) -> list[Difference]:
-    """Turn pairs of a missing and an equal extra record into moved records."""
-    extra: dict[int, list[int]] = {}
-    for number, each in enumerate(found):
-        if each.kind in (Kind.EXTRA, Kind.DUPLICATE):
-            extra.setdefault(each.hash, []).append(number)
-    gone: set[int] = set()
-    moved: dict[int, Difference] = {}
-    for number, each in enumerate(found):
-        if each.kind is Kind.MISSING and extra.get(each.hash):
-            other = extra[each.hash].pop(0)
-            gone.add(other)
-            moved[number] = replace(
-                each, kind=Kind.MOVED, b=found[other].b, other_partition=found[other].partition
-            )
-    return [moved.get(number, each) for number, each in enumerate(found) if number not in gone]
+def paired(stretches: Sequence[Sequence[Difference]]) -> list[Difference]:
+    """The differences of all stretches: a missing and an equal extra record are one that moved, then a missing and an
+    extra record of one key in one stretch are one that changed."""
+    numbered = [(number, each) for number, stretch in enumerate(stretches) for each in stretch]
+    numbered = _paired(numbered, lambda _, each: each.hash, Kind.MOVED, (Kind.EXTRA, Kind.DUPLICATE))
+    numbered = _paired(numbered, lambda number, each: (number, each.key_hash), Kind.CHANGED, (Kind.EXTRA,))
+    return [each for _, each in numbered]
+
+
+def _paired(
+    found: Sequence[tuple[int, Difference]],
+    shared: Callable[[int, Difference], Hashable],
+    kind: Kind,
+    others: Container[Kind],
+) -> list[tuple[int, Difference]]:
+    """Join each missing record with the first record of `others` that has the same `shared`, as one of `kind`."""
+    waiting: dict[Hashable, deque[int]] = {}
+    for at, (number, each) in enumerate(found):
+        if each.kind in others:
+            waiting.setdefault(shared(number, each), deque()).append(at)
+    joined: dict[int, Difference | None] = {}
+    for at, (number, each) in enumerate(found):
+        if each.kind is Kind.MISSING and (places := waiting.get(shared(number, each))):
+            other = found[place := places.popleft()][1]
+            joined[at] = replace(each, kind=kind, b=other.b, other_partition=other.partition)
+            joined[place] = None
+    left = ((number, joined.get(at, each)) for at, (number, each) in enumerate(found))
+    return [(number, each) for number, each in left if each is not None]
 
 
 def _place(difference: Difference) -> tuple[int, int, int]:
@@ -229,26 +241,9 @@ def _moved(a: Side, b: Side, pairs: NDArray[np.int64]) -> Iterator[Difference]:
 
 
 def _unmatched(a: Side, b: Side, only_a: NDArray[np.int64], only_b: NDArray[np.int64]) -> list[Difference]:
-    known = set(a.hashes.tolist()) if len(only_b) else set()
-    extra: dict[int, list[Difference]] = {}
-    found: list[Difference] = []
-    for row in only_b.tolist():
-        is_again = int(b.hashes[row]) in known
-        each = Difference(
-            Kind.DUPLICATE if is_again else Kind.EXTRA,
-            int(b.partitions[row]),
-            None,
-            int(b.offsets[row]),
-            b.key(row),
-            int(b.hashes[row]),
-            int(b.key_hashes[row]),
-        )
-        if is_again:
-            found.append(each)
-        else:
-            extra.setdefault(each.key_hash, []).append(each)
-    for row in only_a.tolist():
-        each = Difference(
+    known = set(a.hashes[np.isin(a.hashes, b.hashes[only_b])].tolist())
+    found = [
+        Difference(
             Kind.MISSING,
             int(a.partitions[row]),
             int(a.offsets[row]),
@@ -257,11 +252,20 @@ def _unmatched(a: Side, b: Side, only_a: NDArray[np.int64], only_b: NDArray[np.i
             int(a.hashes[row]),
             int(a.key_hashes[row]),
         )
-        if waiting := extra.get(each.key_hash):
-            other = waiting.pop(0)
-            each = replace(each, kind=Kind.CHANGED, b=other.b, other_partition=other.partition)
-        found.append(each)
-    return found + [each for waiting in extra.values() for each in waiting]
+        for row in only_a.tolist()
+    ]
+    return found + [
+        Difference(
+            Kind.DUPLICATE if int(b.hashes[row]) in known else Kind.EXTRA,
+            int(b.partitions[row]),
+            None,
+            int(b.offsets[row]),
+            b.key(row),
+            int(b.hashes[row]),
+            int(b.key_hashes[row]),
+        )
+        for row in only_b.tolist()
+    ]
 
 
 def longest_rising(numbers: Sequence[int]) -> list[int]:
@@ -572,20 +576,22 @@ def explain_stretch(stretch: Stretch) -> Explained:
 def _explain(
     comparison: Comparison, stretches: Sequence[Stretch], runner: Runner | None, examples: int
 ) -> None:
-    found: list[Difference] = []
+    found: list[list[Difference]] = []
+    told = 0
     by_partition = {each.partition: each for each in comparison.partitions}
     for stretch, differences, is_changed in _run(explain_stretch, stretches, runner):
         into = by_partition[stretch.partition]
         into.differing += 1
         into.changed += is_changed
         into.ranges.append((stretch.a, stretch.b))
-        if differences is None or len(found) + len(differences) > MOST_DIFFERENCES:
+        if differences is None or told + len(differences) > MOST_DIFFERENCES:
             into.untold += 1
         else:
-            found += differences
+            found.append(differences)
+            told += len(differences)
     for each in comparison.partitions:
         each.ranges.sort()
-    for difference in pair_moved(found):
+    for difference in paired(found):
         into = by_partition[difference.partition]
         into.counts[difference.kind] += 1
         if sum(each.kind is difference.kind for each in into.examples) < examples:
@@ -642,7 +648,7 @@ def _compare_keys(
             before = Digest(*(int(rows[name].sum()) for name in ("records", "sum", "squares")))
         edges = np.array([0, len(again.hashes)])
         result.changed += digest_blocks(again.hashes, edges)[0] != before
-    for difference in unordered(Side.joined(read[0]), Side.joined(read[1])):
+    for difference in paired([unordered(Side.joined(read[0]), Side.joined(read[1]))]):
         result.counts[difference.kind] += 1
         if sum(each.kind is difference.kind for each in result.examples) < examples:
             result.examples.append(difference)
