@@ -111,3 +111,26 @@ def test_what_is_sent_does_not_depend_on_how_long_windows_are_kept(
         late = app.late("totals").select(["offset", "reason"]).to_pylist()
         sent.append((sorted(records, key=repr), late))
     assert sent[0] == sent[1] == sent[2]
+
+
+@pytest.mark.parametrize("rekeyed", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_end_of_the_input_shows_the_same_windows_whatever_the_rounds(
+    tmp_path: Path, name: str, rekeyed: bool
+) -> None:
+    times = [TEN + place * 10_000 + place // 9 * 90_000 - 25_000 * (place % 7 == 3) for place in range(200)]
+    found = []
+    for number, (size, closes) in enumerate([(1 << 20, False), (1 << 20, True), (9, True), (64, True)]):
+        folder = tmp_path / str(number)
+        write(folder, times)
+        app = tg.App("clicks", data=folder)
+        stream = app.stream("clicks", value=tg.Json(x="long"))
+        stream = stream.key_by("x", shards=2) if rekeyed else stream
+        windows = stream.window(KINDS[name](grace="20s", retention="4m"), late=tg.LateSettings("2h")).count()
+        windows.to_table("totals")
+        app.run("local", until="caught_up", round_records=size, close=closes)
+        with app.open_table("totals") as table:
+            rows = table.to_arrow().to_pylist()
+        found.append((sorted(rows, key=repr), sorted(app.late("totals").to_pylist(), key=repr)))
+    assert len(found[0][0]) >= 2
+    assert found[1:] == found[:1] * 3

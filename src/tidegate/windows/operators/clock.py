@@ -11,6 +11,9 @@ A partition without records for `idle_ms` of the rounds' time no longer holds th
 that long, the floor follows the wall clock: the last windows of a stream that ended close when their end and grace
 have passed by the wall clock, too.
 
+The end of the input makes every window final: from then on no record is in time. It is no stream time: how long rows
+are kept is counted from the floor before it (`open_floor`), so it drops nothing and shows nothing again.
+
 Progress consists of the clocks, what was emitted as final, and the counters, as MessagePack after a version:
 
     version u8 (1) | MessagePack array of the fields below, in their order
@@ -50,7 +53,8 @@ class Clocks(msgspec.Struct, array_like=True):
     times: list[int] = []
     active_at: list[int] = []  # the round time of the last record that was accepted
     idle: list[bool] = []
-    floor: int = NO_TIME
+    floor: int = NO_TIME  # LATEST after the end of the input
+    open_floor: int = NO_TIME  # the floor before that
 
 
 class Progress(msgspec.Struct, array_like=True):
@@ -139,7 +143,13 @@ class StreamClocks:
 
     @property
     def floor(self) -> int:
+        """Windows that ended before this, less grace, are final; LATEST after the end of the input."""
         return int(self._floor[0])
+
+    @property
+    def open_floor(self) -> int:
+        """The least stream time of the partitions that are waited for; the end of the input does not change it."""
+        return self._open_floor if self.floor == LATEST else self.floor
 
     def forget(self) -> None:
         """Reset to the state before any record."""
@@ -149,6 +159,7 @@ class StreamClocks:
         self._idle = np.zeros(count, np.uint8)
         self._active_at = np.full(count, NO_TIME, np.int64)
         self._floor = np.full(1, NO_TIME, np.int64)
+        self._open_floor = NO_TIME
 
     def time_of(self, partition: int) -> int:
         """Return the stream time of one partition, -1 before its first record."""
@@ -204,6 +215,11 @@ class StreamClocks:
         """Wait for nothing before this time any more."""
         self._floor[0] = max(int(self._floor[0]), min(time, LATEST))
 
+    def end(self) -> None:
+        """End the input: every window is final."""
+        self._open_floor = self.open_floor
+        self._floor[0] = LATEST
+
     def saved(self) -> Clocks:
         return Clocks(
             self._partitions.tolist(),
@@ -211,6 +227,7 @@ class StreamClocks:
             self._active_at.tolist(),
             [bool(each) for each in self._idle],
             self.floor,
+            self.open_floor,
         )
 
     def restore(self, saved: Clocks) -> None:
@@ -219,6 +236,7 @@ class StreamClocks:
         self._active_at = np.array(saved.active_at, np.int64)
         self._idle = np.array(saved.idle, np.uint8)
         self._floor = np.array([saved.floor], np.int64)
+        self._open_floor = saved.open_floor
         for partition in self._expected:
             if partition not in saved.partitions:
                 self._meet(partition, NO_TIME, np.zeros(len(self._partitions), np.uint8))

@@ -97,14 +97,9 @@ class WindowOperatorState(OperatorState):
         self._step_ms = step_ms
 
     @property
-    def floor(self) -> int:
-        """The minimum stream time over all source partitions; after the end of the input no window expires."""
-        return NO_TIME if self.clocks.floor == LATEST else self.clocks.floor
-
-    @property
     def stream_time(self) -> int:
         """The start of the newest window, from which retention is measured."""
-        floor = self.floor
+        floor = self.clocks.open_floor
         return floor if floor == NO_TIME else floor // self._step_ms * self._step_ms
 
     def encode_progress(self) -> bytes:
@@ -192,7 +187,7 @@ class WindowedOperator(ABC):
         self._open_store(context, rules)
         self.late_table = None
         if late is not None and values is not None:
-            self.late_table = LateTable(context, name, values, late, lambda: self._state.floor)
+            self.late_table = LateTable(context, name, values, late, lambda: self._state.clocks.open_floor)
 
     @property
     def states(self) -> Sequence[BucketIndexState]:
@@ -401,7 +396,7 @@ class WindowedOperator(ABC):
         if moment.watermark is not None:
             clocks.raise_floor(moment.watermark)
         if moment.closing:
-            clocks.raise_floor(LATEST)
+            clocks.end()
         floor = clocks.floor
         if floor == NO_TIME:
             return []
@@ -413,10 +408,9 @@ class WindowedOperator(ABC):
                 if first <= last:
                     pieces = rows_that_fit(self._between(first, last), self._runtime.scratch)
             progress.closed = close
-        if floor < LATEST:
-            self._store.advance(self._state.stream_time)
-            if self.late_table is not None:
-                self.late_table.expire(floor, progress)
+        self._store.advance(self._state.stream_time)
+        if self.late_table is not None:
+            self.late_table.expire(clocks.open_floor, progress)
         return pieces
 
     def _output(
