@@ -27,6 +27,13 @@ STORES = {
     Stored: {"KeyValueStore.__init__", "KeyValueStore.prepare"} | MAINTAINED,
     Versioned: {"KeyValueStore.__init__", "KeyValueStore.prepare"},
 }
+FETCHES = {
+    Results: {"WindowStore.fetch_batch", "WindowStore.scan"},
+    Windowed: {"WindowStore.fetch_batch", "WindowStore.open_scan"},
+    Sessioned: {"SessionStore.fetch_batch", "SessionStore.open_scan"},
+    Stored: {"KeyValueStore.fetch_batch", "KeyValueStore.open_scan"},
+    Versioned: {"KeyValueStore.fetch_batch", "KeyValueStore.open_scan"},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
@@ -42,5 +49,5 @@ def test_every_way_into_a_table_goes_through_the_same_components(kind: type[Stag
     table = type(stage.table).__name__
     read = {"CommitFollower.pinned", f"{table}.get", f"{table}.fetch", f"{table}.scan"}
     has_time = kind in (Results, Windowed, Sessioned)
-    wanted = STORAGE | STORES[kind] | read | (TIME_SEGMENTS if has_time else set())
+    wanted = STORAGE | STORES[kind] | FETCHES[kind] | read | (TIME_SEGMENTS if has_time else set())
     assert wanted - calls.names == set()

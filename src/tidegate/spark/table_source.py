@@ -71,13 +71,12 @@ from tidegate.durations import format_moment
 from tidegate.errors import CommitGoneError, InvalidError, UnavailableError
 from tidegate.spark.options import TableOptions
 from tidegate.spark.workers import freeze_once
-from tidegate.storage import Time
 from tidegate.storage.backends.base import MissingObjectError, StorageBackend
 from tidegate.tables.commits import Commit, CommitList, load_commits, stored_tables
 from tidegate.tables.options import Consumed, TableRules, TableShape
 from tidegate.tables.queries import rows_of_keys
 from tidegate.tables.serdes.base import Serde
-from tidegate.tables.snapshot import EARLIEST, TableSource, stored_snapshot, task_of
+from tidegate.tables.snapshot import EARLIEST, TableSource, stored_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -333,10 +332,11 @@ def _raw_rows(
     wants_seq = source.rules.shape.kind == "session"
     found: Iterator[pa.RecordBatch]
     if bounds.keys is not None:
+        keys = pa.array(bounds.keys, pa.binary())
         found = (
             raw.slice(start, batch_rows)
-            for key in range(0, len(bounds.keys), KEYS_AT_ONCE)
-            for raw in rows_of_keys(source, bounds.keys[key : key + KEYS_AT_ONCE], first, last)
+            for key in range(0, len(keys), KEYS_AT_ONCE)
+            for raw in rows_of_keys(source, keys.slice(key, KEYS_AT_ONCE), first, last)
             for start in range(0, raw.num_rows, batch_rows)
         )
     else:
@@ -353,9 +353,7 @@ def _scanned(
     for state in source.partitions:
         earliest = max(first, state.readable_from)
         if earliest <= last:
-            with source.runtime.reader().scan(
-                task_of(state.shape), state, Time(earliest, last), batch_rows=batch_rows, columns=names
-            ) as scan:
+            with state.store.open_scan(earliest, last, batch_rows=batch_rows, columns=names) as scan:
                 for batch in scan:
                     for start in range(0, batch.num_rows, batch_rows):
                         yield batch.slice(start, batch_rows)

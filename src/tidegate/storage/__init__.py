@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidegate.storage.runs.aggregates import Count, Custom, First, Last, Max, Mean, Min, Sum
     from tidegate.storage.runs.build import SortedRows
     from tidegate.storage.runtime import Leaks, RuntimeContext, WorkerStorageRuntime
+    from tidegate.storage.scan import BATCH_ROWS, RangeScan
     from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
     from tidegate.storage.state import PROGRESS, StateHandle
     from tidegate.storage.state_cache import BytesCodec, StateCodec
@@ -53,6 +54,7 @@ _HOME = {
     "reader": ("All", "RangeRequest", "RangesLoadPlan", "Time", "StorageReader"),
     "runs.aggregates": ("Count", "Custom", "First", "Last", "Max", "Mean", "Min", "Sum"),
     "runs.build": ("SortedRows",),
+    "scan": ("BATCH_ROWS", "RangeScan"),
     "spec": ("Cursor", "EarlierShape", "Merge", "StoreSpec"),
     "state": ("StateHandle", "PROGRESS"),
     "state_cache": ("BytesCodec", "StateCodec"),
@@ -62,6 +64,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "BATCH_ROWS",
     "PROGRESS",
     "All",
     "AppendBatch",
@@ -85,6 +88,7 @@ __all__ = [
     "ProgressState",
     "Pruned",
     "RangeRequest",
+    "RangeScan",
     "RangesLoadPlan",
     "RuntimeContext",
     "ScratchLimiter",

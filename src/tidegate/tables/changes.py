@@ -26,10 +26,9 @@ import pyarrow.compute as pc
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import OverloadError
-from tidegate.storage import RangeRequest, Time
 from tidegate.tables.options import TableRules
 from tidegate.tables.rows import window_of
-from tidegate.tables.snapshot import PartitionState, TableSource
+from tidegate.tables.snapshot import PartitionState
 from tidegate.windows.keys import SessionWindow, TimeWindow
 
 MOST_WAITING: Final = 1_000_000
@@ -122,14 +121,14 @@ class Subscription:
 class ChangeHub:
     """The subscribers of one table."""
 
-    def __init__(self, source: TableSource, clock: Clock | None = None) -> None:
-        self._source = source
+    def __init__(self, rules: TableRules, clock: Clock | None = None) -> None:
+        self._rules = rules
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._listeners: list[Subscription] = []
 
     def subscribe(self, limit_rows: int = MOST_WAITING) -> Subscription:
-        subscription = Subscription(self, self._source.rules, self._clock, limit_rows)
+        subscription = Subscription(self, self._rules, self._clock, limit_rows)
         with self._lock:
             self._listeners.append(subscription)
         return subscription
@@ -143,7 +142,7 @@ class ChangeHub:
         """Return the changes that these rows will make; call it before they are written."""
         if not self._listeners or rows.num_rows == 0:
             return None
-        return changes_of(self._source, state, rows)
+        return changes_of(state, rows)
 
     def publish(self, changed: pa.RecordBatch | None) -> None:
         if changed is None or changed.num_rows == 0:
@@ -160,9 +159,9 @@ class ChangeHub:
             listener.end()
 
 
-def changes_of(source: TableSource, state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch:
+def changes_of(state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return new and old value of every row, in the order of the topic."""
-    stored = _stored(source, state, rows)
+    stored = _stored(state, rows)
     known = stored.num_rows
     both = pa.concat_arrays([stored.column("key"), rows.column("key")])
     codes = pc.dictionary_encode(both).indices.to_numpy()
@@ -199,20 +198,14 @@ def changes_of(source: TableSource, state: PartitionState, rows: pa.RecordBatch)
     return changed.filter(real)
 
 
-def _stored(source: TableSource, state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch:
+def _stored(state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return key, ts, seq and value of the stored rows that these rows may replace."""
     ts = rows.column("ts").to_numpy()
-    bounds = Time(max(int(ts.min()), state.live_from), int(ts.max()))
-    reader = source.runtime.reader()
-    request = RangeRequest(pc.unique(rows.column("key")), bounds)
-    with reader.load(reader.plan(source.task, state, [request])) as loaded:
-        table = loaded.to_table().combine_chunks()
-    wanted = ["key", "ts", "seq", "value"]
-    batches = table.select(wanted).to_batches()
-    return (
-        batches[0]
-        if batches
-        else pa.record_batch(rows.select(wanted).slice(0, 0).to_pydict(), rows.select(wanted).schema)
-    )
+    keys = rows.column("key").unique()
+    numbers, found = state.store.fetch_batch(keys, max(int(ts.min()), state.live_from), int(ts.max()))
+    names = ("ts", "seq", "value")
+    columns = [keys.take(pa.array(numbers)), *(found.column(name) for name in names)]
+    return pa.RecordBatch.from_arrays(columns, names=["key", *names])
 
 
 def _decoded(rules: TableRules, batch: pa.RecordBatch) -> Iterator[Change]:

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from tidegate.errors import OffsetOutOfRangeError
 from tidegate.tables.options import TableRules, TableShape
-from tidegate.tables.queries import rows_of_key
+from tidegate.tables.queries import rows_of_keys
 from tidegate.tables.rows import Row, Rows, StoredForm, window_of
 from tidegate.tables.snapshot import Cell, PartitionState, TableSource
 from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, encode_key
@@ -175,7 +175,8 @@ def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Exp
 
 
 def _present(source: TableSource, key: bytes, ts: int, seq: int) -> Rows:
-    batches = [batch.filter(pc.equal(batch.column("seq"), seq)) for batch in rows_of_key(source, key, ts, ts)]
+    found = rows_of_keys(source, pa.array([key], pa.binary()), ts, ts)
+    batches = [batch.filter(pc.equal(batch.column("seq"), seq)) for batch in found]
     return Rows.of(batches, StoredForm(source.rules))
 
 

@@ -20,9 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import UnsupportedError
-from tidegate.storage import RangeRequest, Time
 from tidegate.tables.rows import RAW_SCHEMA, StoredForm
-from tidegate.tables.snapshot import EARLIEST, PartitionState, TableSource, task_of
+from tidegate.tables.snapshot import EARLIEST, PartitionState, TableSource
 
 # --- reading
 
@@ -36,36 +35,13 @@ class KeyEnds(NamedTuple):
     high: bytes | None
 
 
-def rows_of_key(source: TableSource, key: bytes, first: int, last: int) -> list[pa.RecordBatch]:
-    """Return one key's rows."""
-    reader, found = source.runtime.reader(), []
+def rows_of_keys(source: TableSource, keys: pa.BinaryArray, first: int, last: int) -> list[pa.RecordBatch]:
+    """Return the rows of these different keys, with one lookup in each partition."""
+    found = []
     for state in source.partitions:
-        earliest = max(first, state.readable_from)
-        if earliest > last:
-            continue
-        request = RangeRequest(key, Time(earliest, last))
-        with reader.load(reader.plan(task_of(state.shape), state, [request])) as loaded:
-            view = loaded.view()
-            if len(view):
-                rows = view.to_batch()
-                keys = pa.repeat(pa.scalar(key, pa.binary()), rows.num_rows)
-                found.append(_raw(state, keys, rows))
-    return found
-
-
-def rows_of_keys(
-    source: TableSource, keys: Sequence[bytes] | pa.BinaryArray, first: int, last: int
-) -> list[pa.RecordBatch]:
-    """Return many keys' rows, with one lookup in each partition."""
-    reader, found = source.runtime.reader(), []
-    column = (keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary())).unique()
-    for state in source.partitions:
-        earliest = max(first, state.readable_from)
-        if earliest > last or len(column) == 0:
-            continue
-        request = RangeRequest(column, Time(earliest, last))
-        with reader.load(reader.plan(task_of(state.shape), state, [request])) as loaded:
-            found += [_raw(state, batch.column("key"), batch) for batch in loaded.batches() if batch.num_rows]
+        numbers, rows = state.store.fetch_batch(keys, max(first, state.readable_from), last)
+        if rows.num_rows:
+            found.append(_raw(state, keys.take(pa.array(numbers)), rows))
     return found
 
 
@@ -81,14 +57,13 @@ def all_rows(
 
     All partitions are captured when the first batch is taken, so none of them has rows that are drained later.
     """
-    reader, scans = source.runtime.reader(), []
+    scans = []
     with ExitStack() as opened:
         with source.cut:
             for state in source.partitions:
                 earliest = max(first, state.readable_from)
                 if earliest <= last:
-                    bounds = Time(earliest, last)
-                    scan = reader.scan(task_of(state.shape), state, bounds, batch_rows=batch_rows)
+                    scan = state.store.open_scan(earliest, last, batch_rows=batch_rows)
                     scans.append((state, opened.enter_context(scan)))
         for state, scan in scans:
             for batch in scan:
@@ -129,11 +104,10 @@ class StoredRows:
         if self.kind == "key":
             first = last = 0
         end = LATEST if self.kind == "session" else last
-        if len(keys) == 1:
-            found = rows_of_key(self.source, keys[0], first, end)
-        else:
-            found = rows_of_keys(self.source, keys, first, end)
-        return self._started(found, last)
+        column = pa.array(keys, pa.binary())
+        if len(keys) > 1:
+            column = column.unique()
+        return self._started(rows_of_keys(self.source, column, first, end), last)
 
     def scan(
         self, first: int, last: int, *, keys: KeyEnds | None = None, batch_rows: int = 1 << 16

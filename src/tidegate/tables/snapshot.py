@@ -58,7 +58,6 @@ from tidegate.errors import CorruptError
 from tidegate.kernels.stream_time import note_cells
 from tidegate.scheduling import NoScheduler
 from tidegate.storage import (
-    BucketIndex,
     Merge,
     RuntimeContext,
     StorageConfig,
@@ -69,7 +68,7 @@ from tidegate.tables.commits import KEPT, Commit, load_commits
 from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 from tidegate.tables.options import TableRules, TableShape
 from tidegate.windows.stores.key_value_store import KeyValueStore
-from tidegate.windows.stores.segmented_store import StoreState
+from tidegate.windows.stores.segmented_store import RowsState, StoreState
 from tidegate.windows.stores.segments import NOTHING_OBSERVED, Expiry, Int64s
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.window_store import WindowStore
@@ -212,7 +211,9 @@ class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class PartitionState(StoreState):
-    """A store's state with its progress."""
+    """A store's state with its progress; `open` opens the store."""
+
+    store: WindowStore | SessionStore | KeyValueStore
 
     def __init__(self, shape: TableShape, partition: int) -> None:
         self.shape = shape
@@ -245,6 +246,17 @@ class PartitionState(StoreState):
     def stream_time(self) -> int:
         """The observed time: the largest window start (session end) of its records."""
         return self.observed_ms
+
+    def open(self, context: RuntimeContext) -> None:
+        """Attach the state to a task, and open the store through which its rows are put and fetched. That drops
+        expired time segments, and so does every restore."""
+        shape = self.shape
+        if shape.kind == "key":
+            self.store = KeyValueStore(context, self)
+        elif shape.kind == "session":
+            self.store = SessionStore(context, self, retention=shape.retention_ms)
+        else:
+            self.store = WindowStore(context, self, retention=shape.retention_ms)
 
     @property
     def readable_from(self) -> int:
@@ -308,16 +320,6 @@ class PartitionState(StoreState):
         self.cells.cells, self.live, self.verdicts = found.cells, found.live, found.verdicts
 
 
-def open_store(context: RuntimeContext, state: PartitionState) -> WindowStore | SessionStore | KeyValueStore:
-    """Open the store through which the builder writes a partition; this drops expired time segments."""
-    shape = state.shape
-    if shape.kind == "key":
-        return KeyValueStore(context, state)
-    if shape.kind == "session":
-        return SessionStore(context, state, retention=shape.retention_ms)
-    return WindowStore(context, state, retention=shape.retention_ms)
-
-
 # --- source
 
 READERS: Final = 32  # concurrent loads: they mostly wait for files, and merging is bounded separately
@@ -338,22 +340,20 @@ LETTERS = StoreSpec(
 """Dead letters in storage: key = partition as 4 bytes, ts = 0, seq = offset."""
 
 
-class LettersState:
+class LettersState(RowsState):
     """The dead letters of a table, and in every checkpoint how many bytes of them are kept."""
 
-    def __init__(self) -> None:
-        self._index = BucketIndex(LETTERS)
+    def __init__(self, context: RuntimeContext) -> None:
+        super().__init__(LETTERS)
         self.kept_bytes = 0
-
-    @property
-    def index(self) -> BucketIndex:
-        return self._index
+        self.store = KeyValueStore(context, self)
 
     def encode_progress(self) -> bytes:
         return self.kept_bytes.to_bytes(8, "big")
 
     def restore_progress(self, data: bytes) -> None:
         self.kept_bytes = int.from_bytes(data, "big")
+        self.restored()
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ class TableSource:
     def dead_letters(self) -> pa.Table:
         """Return records that were set aside, with their place and the reason."""
         pieces: list[pa.Table] = []
-        with self.runtime.reader().scan(self.task, self.letters) as scan:
+        with self.letters.store.open_scan(0) as scan:
             for batch in scan:
                 partition = [int.from_bytes(key, "big") for key in batch.column("key").to_pylist()]
                 columns = {
@@ -401,14 +401,13 @@ class TableSource:
 
 
 def attach(runtime: WorkerStorageRuntime, rules: TableRules) -> TableSource:
-    """Attach the stores of the table to the runtime; restored ones come with their content."""
+    """Open the stores of the table in the runtime; restored ones come with their content."""
     shape = rules.shape
+    context = runtime.context(task_of(shape))
     states = [PartitionState(shape, number) for number in shape.partitions]
-    letters = LettersState()
     for state in states:
-        runtime.attach(task_of(shape), state)
-    runtime.attach(task_of(shape), letters)
-    return TableSource(runtime, task_of(shape), states, letters, rules)
+        state.open(context)
+    return TableSource(runtime, task_of(shape), states, LettersState(context), rules)
 
 
 def task_of(shape: TableShape) -> str:
@@ -430,7 +429,7 @@ class Snapshot(Generic[At, Source]):
     ) -> None:
         """`attach` attaches the table's stores to the restored runtime; reads use what it returns."""
         self.backend = backend
-        config = replace(config, max_inflight_loads=READERS)
+        config = replace(config, max_inflight_loads=READERS, deleted_by="master")  # never by who only reads
         self._runtime = WorkerStorageRuntime.open(
             config, kept_open(backend), clock=clock, scheduler=NoScheduler()
         )

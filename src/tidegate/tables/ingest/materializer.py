@@ -61,7 +61,6 @@ from tidegate.tables.snapshot import (
     TableSource,
     attach,
     kept_open,
-    open_store,
     task_of,
 )
 from tidegate.windows.stores.segmented_store import PreparedPut
@@ -94,8 +93,7 @@ class LetterBox:
         kept_bytes = admit_sizes(sizes, state.kept_bytes, self._limit_bytes, admitted)
         kept = table.filter(pa.array(admitted.astype(np.bool_)))
         if kept.num_rows:
-            runtime, task = self._source.runtime, self._source.task
-            state.index.insert(runtime.writer().append(task, state, _rows(kept)))
+            state.store.put_batch(_rows(kept), stream_time=0)
         state.kept_bytes = kept_bytes
         return int(table.num_rows - kept.num_rows)
 
@@ -153,7 +151,7 @@ class Materialiser:
     ) -> None:
         self.source = source
         self._topic = topic
-        self.changes = ChangeHub(source)
+        self.changes = ChangeHub(source.rules)
         self.error: BaseException | None = None
         self.buffer = BoundedBuffer(clock, cadence.buffer_bytes)
         self.commits = commits
@@ -163,9 +161,7 @@ class Materialiser:
         self._letters = Letters.of(source.rules)
         self._faulty = DeadLetters(source.rules.shape.topic, OnError.KEEP)
         self._box = LetterBox(source)
-        context = source.runtime.context(source.task)
-        self._stores = {state.partition: open_store(context, state) for state in source.partitions}
-        self._order = OrderWatch(source, clock)
+        self._order = OrderWatch(source.rules.shape, clock)
         self._states = {state.partition: state for state in source.partitions}
         now_ms = clock.now_ms()
         make: ValidationOf = validation_of or partial(Validation, consumed=source.rules.consumed)
@@ -410,7 +406,7 @@ class Materialiser:
         If there is no room, the time segments that these rows expire are dropped first: a builder that has to stop
         anyway restarts from its last commit, which has them.
         """
-        store = self._stores[state.partition]
+        store = state.store
         try:
             return store.prepare(taken.rows, stream_time=taken.stream_time)
         except OverloadError:

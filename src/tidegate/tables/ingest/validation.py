@@ -35,9 +35,8 @@ from tidegate.integrity.state import max_age_of
 from tidegate.integrity.validator import Judged, policy_of
 from tidegate.integrity.verdicts import Verdict, tolerance_of
 from tidegate.metrics import Metrics
-from tidegate.storage import RangeRequest, Time
-from tidegate.tables.options import Consumed
-from tidegate.tables.snapshot import PartitionState, TableSource
+from tidegate.tables.options import Consumed, TableShape
+from tidegate.tables.snapshot import PartitionState
 
 # --- validating
 
@@ -140,8 +139,8 @@ logger = logging.getLogger(__name__)
 class OrderWatch:
     """Checks the rows of each batch before they are written."""
 
-    def __init__(self, source: TableSource, clock: Clock) -> None:
-        self._source = source
+    def __init__(self, shape: TableShape, clock: Clock) -> None:
+        self._shape = shape
         self._clock = clock
         self._told: dict[int, int] = {}
 
@@ -163,7 +162,7 @@ class OrderWatch:
             return
         self._told[state.partition] = now_ms
         offset, time, newer = found
-        shape = self._source.rules.shape
+        shape = self._shape
         logger.warning(
             "table %s: offset %d of %s-%d has timestamp %d and replaces a value of %d; the later offset wins. "
             "Further ones of this partition are not told for a minute",
@@ -192,9 +191,7 @@ class OrderWatch:
         self, state: PartitionState, keys: pa.Array, rows: pa.RecordBatch
     ) -> dict[tuple[bytes, int, int], int]:
         ts = rows.column("ts").to_numpy()
-        reader, source = self._source.runtime.reader(), self._source
-        request = RangeRequest(keys, Time(int(ts.min()), int(ts.max())))
-        with reader.load(reader.plan(source.task, state, [request])) as loaded:
-            table = loaded.to_table()
-        columns = [table.column(name).to_pylist() for name in ("key", "ts", "seq", "value_ts")]
-        return {(key, start, seq): time for key, start, seq, time in zip(*columns, strict=True)}
+        numbers, found = state.store.fetch_batch(keys, int(ts.min()), int(ts.max()))
+        columns = [found.column(name).to_pylist() for name in ("ts", "seq", "value_ts")]
+        owners = keys.take(pa.array(numbers)).to_pylist()
+        return {(key, start, seq): time for key, start, seq, time in zip(owners, *columns, strict=True)}

@@ -17,9 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.log.writer import partitions_of_column
-from tidegate.storage import Time
-from tidegate.tables.queries import LATEST
-from tidegate.tables.snapshot import task_of
 from tidegate.tables.versions.catalog import TableVersion
 from tidegate.tables.versions.reader import VersionSnapshot, view_version
 
@@ -122,9 +119,7 @@ def _rows(view: VersionSnapshot, group: list[int] | None, share: int, shares: in
     for state in source.partitions:
         if group is not None and state.partition not in group:
             continue
-        with source.runtime.reader().scan(
-            task_of(state.shape), state, Time(0, LATEST), columns=["key", "value"]
-        ) as scan:
+        with state.store.open_scan(0, columns=["key", "value"]) as scan:
             for batch in scan:
                 rows = batch.select(["key", "value"])
                 if shares > 1:

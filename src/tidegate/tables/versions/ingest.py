@@ -51,7 +51,7 @@ from tidegate.tables.ingest.decode import Letters, count_put, take_records, warn
 from tidegate.tables.ingest.materializer import kept_checkpoints
 from tidegate.tables.options import Consumed, TableRules
 from tidegate.tables.serdes.base import Bytes
-from tidegate.tables.snapshot import TableSource, attach, kept_open, open_store, task_of
+from tidegate.tables.snapshot import TableSource, attach, kept_open, task_of
 from tidegate.tables.versions.catalog import (
     COMPACTED,
     UNLISTED,
@@ -169,7 +169,6 @@ class _Ingest:
         self._log, self._version, self._source, self._clock = log, version, source, clock
         self._commits, self._lease = commits, lease
         (self._state,) = source.partitions
-        self._key_store = open_store(source.runtime.context(source.task), self._state)
         self.partition = self._state.partition
         self._letters = Letters.of(source.rules)
         self._cadence = CheckpointCadence(pushing_bytes=settings.commit_bytes, settled_bytes=-1)
@@ -300,9 +299,7 @@ class _Ingest:
             taken = take_records(
                 self._source.rules, records, state.observed_ms, state.newest_ms, self._letters
             )
-            count_put(
-                state.shape, taken, self._key_store.put_batch(taken.rows, stream_time=taken.stream_time)
-            )
+            count_put(state.shape, taken, state.store.put_batch(taken.rows, stream_time=taken.stream_time))
             state.newest_ms = taken.newest_ms
             warn_about(self._source.rules, state, taken.dropped)
             for outcome in taken.counts.__struct_fields__:

@@ -81,10 +81,9 @@ def open_version(
     def attach(runtime: WorkerStorageRuntime) -> TableSource:
         states = [PartitionState(version.shape(number), number) for number in range(version.partitions)]
         for state in states:
-            runtime.attach(task_of(state.shape), state)
-        letters, first = LettersState(), task_of(version.shape(0))
-        runtime.attach(first, letters)
-        return TableSource(runtime, first, states, letters, rules)
+            state.open(runtime.context(task_of(state.shape)))
+        first = task_of(version.shape(0))
+        return TableSource(runtime, first, states, LettersState(runtime.context(first)), rules)
 
     return Snapshot(backend, config, commit, commit.tokens, attach, clock=clock)
 

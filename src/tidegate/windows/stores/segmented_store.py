@@ -41,10 +41,12 @@ import pyarrow.compute as pc
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import (
+    BATCH_ROWS,
     AppendBatch,
     BucketIndex,
     MergedRows,
     RangeRequest,
+    RangeScan,
     RuntimeContext,
     SortedRows,
     StoreSpec,
@@ -464,8 +466,22 @@ class SegmentedStore:
 
     def scan(self, first: int, last: int = LATEST) -> Iterator[pa.RecordBatch]:
         """Yield every key's rows with times from `first` to `last`, by bucket: key, ts, seq, payload."""
-        with self._context.reader().scan(self._context.task, self.state, Time(first, last)) as scan:
+        with self.open_scan(first, last) as scan:
             yield from scan
+
+    def open_scan(
+        self,
+        first: int,
+        last: int = LATEST,
+        *,
+        batch_rows: int = BATCH_ROWS,
+        columns: Sequence[str] | None = None,
+    ) -> RangeScan:
+        """Capture the rows that `scan` yields, now; close the result. With `columns`, only they are built."""
+        bounds = Time(first, last)
+        return self._context.reader().scan(
+            self._context.task, self.state, bounds, batch_rows=batch_rows, columns=columns
+        )
 
     def bucket_starts(self, first: int, last: int = LATEST) -> list[int]:
         """Return the starts of the buckets that may hold rows from `first` to `last`, ascending."""
