@@ -197,6 +197,8 @@ def test_a_template_prints_nulls_and_headers(capfdbinary: pytest.CaptureFixture[
         (["t", "-o", "11", "-p", "0"], 2, "OFFSET_OUT_OF_RANGE"),
         (["t", "-p", "7"], 2, "has no partition 7"),
         (["nothing"], 2, "does not exist"),
+        (["t", "-e", "--key", "long"], 2, "the keys of t have no windows"),
+        (["t", "-e", "--output", "/nowhere/at/all"], 2, "the folder /nowhere/at does not exist"),
         (["t", "--log", "/nowhere/at/all"], 2, "there is no log at"),
     ],
 )
@@ -221,6 +223,17 @@ def test_damage_ends_with_5_after_the_sound_records(path: Path, capfd: pytest.Ca
 def test_a_summary_says_where_to_go_on(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["consume", "t", "-n", "4", "-J"]) == 0
     assert "read 4 records of t; next offsets (partition: offset) 0: 4, 1: 0" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_the_summary_counts_only_what_was_written() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tidegate.cli.main", "consume", "t", "-e"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 3
+    assert "read 0 records of t; next offsets (partition: offset) 0: 0, 1: 0" in done.stderr
 
 
 def test_following_prints_as_records_come_and_ctrl_c_ends_with_130_and_a_summary(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -110,6 +111,33 @@ def test_wrong_usage_is_one_line_with_a_hint_and_exit_2(
     assert says in captured.err
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
+
+
+def test_help_of_a_group_has_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["table", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Delete a version that is not shown: its topic, its files, its line in the list." in said
+    assert "..." not in said.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", [["topic", "delete", "a"], ["app", "reset", "a"], ["app", "replay", "a"]])
+def test_a_question_that_nobody_can_answer_names_the_option(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEGATE_LOG", str(tmp_path / "log"))
+    assert run(["topic", "create", "a"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert run(command) == 2
+    assert "add --yes" in capsys.readouterr().err
+
+
+def test_client_settings_that_are_no_text_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "client").write_bytes(b"a=\xff\n")
+    assert run(["topic", "list", "--command-config", str(tmp_path / "client")]) == 2
+    assert "not UTF-8 at byte 2" in capsys.readouterr().err
 
 
 def test_a_group_alone_shows_its_help_and_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,6 +206,9 @@ def test_several_files(path: Path, tmp_path: Path) -> None:
         ("not parquet", ["--format", "parquet"], "not a Parquet file"),
         ("x\n", ["-X", "acks=all"], "is a folder"),
         ("x\n", ["-H", "=x"], "NAME=VALUE"),
+        ('{"value": 1}', ["--format", "jsonl", "-k", "ann"], "--key: only for --format lines"),
+        ("value\n1\n", ["--format", "csv", "-K", ":", "-Z", "-H", "a=b"], "--null-empty, --header: only for"),
+        ("x\n{}", ["--format", "jsonl"], "standard input: line 1"),
     ],
 )
 def test_bad_input_is_named_by_its_line_and_nothing_of_it_is_written(
@@ -365,7 +368,7 @@ def test_a_csv_field_of_four_mebibytes_is_refused_in_one_line_and_taken_when_ask
     refused = piped(content, "--format", "csv")
     assert refused.returncode == 2, refused.stderr
     (error,) = [line for line in refused.stderr.splitlines() if not line.startswith("wrote ")]
-    assert "line 3 of standard input is longer than 1048576 bytes; raise --max-line-bytes" in error
+    assert "standard input: the record that begins in line 3 is longer than 1048576 bytes" in error
     assert pairs(path) == [(b"a", b"1")]  # what was in front of it is written, and told
     assert "wrote 1 record to t" in refused.stderr
     with Log(path) as log:
@@ -402,14 +405,18 @@ def test_csv_values_may_hold_newlines_quotes_and_commas(path: Path, monkeypatch:
             "line 1: timestamp 99999999999999999999999",
         ),
         ("json", b'[{"value":"a","timestamp":-99999999999999999999999}]', "record 0: timestamp -9999999"),
-        ("jsonl", b'{"value":"a"}\n{"value":"' + b"x" * (3 << 20), "line 2 of standard input is longer than"),
+        ("jsonl", b'{"value":"a"}\n{"value":"' + b"x" * (3 << 20), "standard input: line 2 is longer than"),
         ("jsonl", b'{"value":"a"}\n{"value":"b', "line 2: Input data was truncated"),
         (
             "csv",
             b"key,value,timestamp\na,1,99999999999999999999999\n",
             "invalid value '99999999999999999999999'",
         ),
-        ("csv", b'key,value\na,1\nb,"' + b"x" * (3 << 20), "line 3 of standard input is longer than"),
+        (
+            "csv",
+            b'key,value\na,1\nb,"' + b"x" * (3 << 20),
+            "standard input: the record that begins in line 3 is longer than",
+        ),
         ("csv", b"key,value\na,\xff\xfe\n", "invalid UTF8"),
         ("csv", b"", "it is empty"),
         ("csv", b"key,value\na\n", "Expected 2 columns, got 1"),

@@ -117,6 +117,19 @@ def test_a_fault_in_the_module_itself_is_told_as_the_modules(
     assert line.startswith("error: broken.py cannot be imported: ") and said in line
 
 
+def test_what_an_app_is_refused_for_is_told_with_its_place(
+    shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shop / "typo.py").write_text(
+        "import tidegate as tg\n\ntg.App('a', data='d').stream('t', value=tg.Json(n='flaot'))"
+    )
+    monkeypatch.delitem(sys.modules, "typo", raising=False)
+    importlib.invalidate_caches()
+    assert run(["run", "typo.py"]) == 2
+    said = capsys.readouterr().err
+    assert "field 'n' is declared 'flaot'" in said and said.endswith(" (typo.py, line 3)\n")
+
+
 def test_close_needs_once(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "clicks", "--close"]) == 2
     assert "--once" in capsys.readouterr().err

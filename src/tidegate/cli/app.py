@@ -36,6 +36,7 @@ from tidegate.cli.options import (
     Command,
     Group,
     command_options,
+    confirm,
     format_option,
     opened_backend,
     state_option,
@@ -106,7 +107,8 @@ def _load(place: str) -> ModuleType:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(folder), *filter(None, known)]))
     try:
         return importlib.import_module(name)
-    except TidegateError:
+    except TidegateError as error:
+        error.args = (f"{error}{_place(error, folder)}",)
         raise
     except (Exception, SystemExit) as error:  # the user's code: it may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name is not None and name.startswith(error.name):
@@ -120,14 +122,17 @@ def _said(error: BaseException, folder: Path) -> str:
     """An error of the user's module in one line, with the place in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    if isinstance(error, SyntaxError):  # says the place itself
-        return said
+    return said if isinstance(error, SyntaxError) else said + _place(error, folder)  # it has its own place
+
+
+def _place(error: BaseException, folder: Path) -> str:
+    """Where in the user's files the error was raised: ` (shop.py, line 12)`."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).is_relative_to(folder) and "site-packages" not in frame.filename
     ]
-    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else said
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def _listed(place: str, apps: dict[str, App]) -> str:
@@ -498,8 +503,7 @@ def reset(app: str, state: str, yes: bool) -> None:
     """Forget all that APP knows: state, and where it was reading. Its topics stay as they are."""
     from tidegate.pipeline.admin import reset_app
 
-    if not yes:
-        click.confirm(f"Forget all state of app {app}?", abort=True, err=True)
+    confirm(f"forget all state of app {app}?", yes)
     with opened_backend(state, read_only=False) as backend:
         _told(app, reset_app(backend, app))
 
@@ -524,8 +528,7 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
     """
     from tidegate.pipeline.admin import replay_app
 
-    if not yes:
-        click.confirm(f"Send results of app {app} again?", abort=True, err=True)
+    confirm(f"send results of app {app} again?", yes)
     with opened_backend(state, read_only=False) as backend:
         _told(app, replay_app(backend, app, to_round=to_round, from_offsets=_offsets(offsets)))
 
@@ -578,8 +581,7 @@ def rebase(
     """Let APP go on where its output topics end now, after something else wrote into them."""
     from tidegate.pipeline.admin import rebase_outputs
 
-    if not yes:
-        click.confirm(f"Let app {app} write behind records that are not its own?", abort=True, err=True)
+    confirm(f"let app {app} write behind records that are not its own?", yes)
     with (
         opened_backend(state, read_only=False) as backend,
         _log(log_url, command_config, command_properties) as log,

@@ -97,9 +97,8 @@ class LazyGroup(Group):
         command.short_help = command.short_help or place.summary
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, place.summary) for name, place in self._commands.items()])
+    def summary(self, ctx: click.Context, name: str) -> str:
+        return self._commands[name].summary
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

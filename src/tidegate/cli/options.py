@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidegate.cli.output import WARNINGS, Verbosity
+from tidegate.cli.output import WARNINGS, Verbosity, say
 from tidegate.config import parse_assignments, parse_properties
 from tidegate.durations import duration_ms, size_bytes
 from tidegate.errors import InvalidError
@@ -63,6 +63,16 @@ class Group(click.Group):
         settings.setdefault("context_settings", CONTEXT)
         settings.setdefault("epilog", EXIT_CODES)
         super().__init__(name, **settings)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with the whole first sentence of each; click would cut it to fit one line."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.summary(ctx, name)) for name in self.list_commands(ctx)])
+
+    def summary(self, ctx: click.Context, name: str) -> str:
+        """One command's line in the list."""
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(limit=10_000)
 
 
 class CheckedText(click.ParamType[Any]):
@@ -175,7 +185,18 @@ def format_option(
 
 def yes_option(command: AnyFunction) -> AnyFunction:
     """`--yes`: do not ask."""
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")(command)
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(command)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask `question` unless `--yes` was given; end the command with exit code 130 when the answer is no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidError(f"{question.removesuffix('?')}: add --yes, because nobody can be asked here")
+    if not click.confirm(question, err=True):
+        say("nothing was changed")
+        raise click.Abort
 
 
 def dry_run_option(command: AnyFunction) -> AnyFunction:
@@ -222,8 +243,14 @@ def client_settings(command_config: str | None, client: Mapping[str, str] | None
 
     stored: dict[str, str] = {}
     if command_config is not None:
-        text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
-        stored = parse_properties(text.decode("utf-8"))
+        content = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
+        try:
+            stored = parse_properties(content.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise InvalidError(
+                f"--command-config {command_config}: not UTF-8 at byte {error.start}; it is a properties file, "
+                "with KEY=VALUE on each line"
+            ) from None
     return {**stored, **(client or {})}
 
 

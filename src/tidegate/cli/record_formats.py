@@ -49,20 +49,25 @@ class InputOptions:
 
 
 def tables(stream: BinaryIO, name: str, options: InputOptions) -> Iterator[pa.Table]:
-    """The records of a stream, piece by piece."""
+    """The records of a stream, piece by piece; what is wrong with one is said with the stream's name."""
+    try:
+        yield from _tables(stream, name, options)
+    except InvalidError as error:
+        raise InvalidError(f"{name}: {error}") from None
+
+
+def _tables(stream: BinaryIO, name: str, options: InputOptions) -> Iterator[pa.Table]:
     if options.format == "parquet":
-        yield from _parquet(stream, name)
+        yield from _parquet(stream)
     elif options.format == "csv":
-        yield from _csv(stream, name, options.max_line_bytes)
+        yield from _csv(stream, options.max_line_bytes)
     elif options.format == "json":
         document = stream.read(_DOCUMENT_LIMIT_BYTES + 1)
         if len(document) > _DOCUMENT_LIMIT_BYTES:
-            raise InvalidError(
-                f"{name}: a JSON array above 256 MiB; use --format jsonl, which has no such limit"
-            )
+            raise InvalidError("a JSON array above 256 MiB; use --format jsonl, which has no such limit")
         yield parse_document(document)
     else:
-        for first_line, chunk in _whole_lines(stream, name, options.max_line_bytes):
+        for first_line, chunk in _whole_lines(stream, options.max_line_bytes):
             if options.format == "jsonl":
                 table = parse_lines(chunk, first_line=first_line, max_line_bytes=options.max_line_bytes)
             else:
@@ -71,7 +76,7 @@ def tables(stream: BinaryIO, name: str, options: InputOptions) -> Iterator[pa.Ta
                 yield table
 
 
-def _whole_lines(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
+def _whole_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
     """(number of the first line, whole lines without the last newline), as much as is there at a time."""
     number, rest = 1, b""
     read = getattr(stream, "read1", stream.read)
@@ -85,7 +90,7 @@ def _whole_lines(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[t
             number += whole.count(b"\n") + 1
             rest = chunk[cut + 1 :]
         if len(rest) > max_line_bytes:
-            raise InvalidError(_too_long(f"line {number}", name, max_line_bytes))
+            raise InvalidError(_too_long(f"line {number}", max_line_bytes))
     if rest:
         yield number, rest
 
@@ -95,9 +100,7 @@ def _plain_lines(chunk: bytes, first_line: int, options: InputOptions) -> pa.Tab
     lines = [line.removesuffix(b"\r") for line in chunk.split(b"\n")]
     for number, line in enumerate(lines, first_line) if len(chunk) > options.max_line_bytes else ():
         if len(line) > options.max_line_bytes:
-            raise InvalidError(
-                f"line {number} is longer than {options.max_line_bytes} bytes; raise --max-line-bytes"
-            )
+            raise InvalidError(_too_long(f"line {number}", options.max_line_bytes))
     keys: list[bytes | None] = [None if options.key is None else options.key.encode()] * len(lines)
     values: list[bytes | None] = list(lines)
     if options.key_separator is not None:
@@ -120,7 +123,7 @@ def _plain_lines(chunk: bytes, first_line: int, options: InputOptions) -> pa.Tab
     return pa.table(columns)
 
 
-def _csv(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[pa.Table]:
+def _csv(stream: BinaryIO, max_line_bytes: int) -> Iterator[pa.Table]:
     """Whole records at a time. Arrow is given bytes and never the stream: it would read that ahead in threads of its
     own, which end the process when it ends before they do."""
     from pyarrow import csv
@@ -137,7 +140,7 @@ def _csv(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[pa.Table]
         quoted_strings_can_be_null=False,
     )
     heading: list[str] | None = None
-    for number, records in _whole_csv_records(stream, name, max_line_bytes):
+    for number, records in _whole_csv_records(stream, max_line_bytes):
         if not records.strip():
             continue
         read = csv.ReadOptions(use_threads=False, block_size=len(records) + 1, column_names=heading)
@@ -150,22 +153,20 @@ def _csv(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[pa.Table]
             )
         except pa.ArrowInvalid as error:
             said = str(error).partition("\n")[0]
-            raise InvalidError(
-                f"{name}: not the CSV expected, in what begins at line {number}: {said}"
-            ) from None
+            raise InvalidError(f"not the CSV expected, in what begins at line {number}: {said}") from None
         heading = table.column_names
-        table = _record_columns(table, name)
+        table = _record_columns(table)
         for column in ("key", "value"):
             longest = pc.max(pc.binary_length(table[column])).as_py() if column in table.column_names else 0
             if longest is not None and longest > max_line_bytes:
-                raise InvalidError(_too_long(f"a {column} behind line {number}", name, max_line_bytes))
+                raise InvalidError(_too_long(f"a {column} behind line {number}", max_line_bytes))
         if table.num_rows:
             yield table
     if heading is None:
-        raise InvalidError(f"{name}: not the CSV expected: it is empty; begin with a heading like key,value")
+        raise InvalidError("not the CSV expected: it is empty; begin with a heading like key,value")
 
 
-def _whole_csv_records(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
+def _whole_csv_records(stream: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
     """(number of the first line, whole records), as much as is there at a time; quoted fields may hold newlines."""
     number, rest = 1, b""
     read = getattr(stream, "read1", stream.read)
@@ -178,16 +179,16 @@ def _whole_csv_records(stream: BinaryIO, name: str, max_line_bytes: int) -> Iter
             number += rest.count(b"\n", 0, cut)
             rest = rest[cut:]
         if len(rest) > max_line_bytes:
-            raise InvalidError(_too_long(f"the record that begins in line {number}", name, max_line_bytes))
+            raise InvalidError(_too_long(f"the record that begins in line {number}", max_line_bytes))
     if rest:
         yield number, rest
 
 
-def _too_long(what: str, name: str, max_line_bytes: int) -> str:
-    return f"{what} of {name} is longer than {max_line_bytes} bytes; raise --max-line-bytes"
+def _too_long(what: str, max_line_bytes: int) -> str:
+    return f"{what} is longer than {max_line_bytes} bytes; raise --max-line-bytes"
 
 
-def _parquet(stream: BinaryIO, name: str) -> Iterator[pa.Table]:
+def _parquet(stream: BinaryIO) -> Iterator[pa.Table]:
     import mmap
 
     from pyarrow import parquet
@@ -204,23 +205,21 @@ def _parquet(stream: BinaryIO, name: str) -> Iterator[pa.Table]:
             table.validate(full=True)
             if isinstance(data, mmap.mmap):  # reading through the map does not move the position
                 stream.seek(len(data) * (number + 1) // file.num_row_groups)
-            yield _record_columns(table, name)
+            yield _record_columns(table)
     except (pa.ArrowException, OSError) as error:
         said = str(error).partition("\n")[0]
-        raise InvalidError(f"{name}: not a Parquet file that can be read: {said}") from None
+        raise InvalidError(f"not a Parquet file that can be read: {said}") from None
 
 
-def _record_columns(table: pa.Table, name: str) -> pa.Table:
+def _record_columns(table: pa.Table) -> pa.Table:
     """Only the columns that make records; others are metadata of another topic, or a mistake."""
     known = [column for column in _COLUMNS if column in table.column_names]
     twice = sorted({column for column in known if table.column_names.count(column) > 1})
     if twice:
-        raise InvalidError(f"{name}: columns twice: {', '.join(twice)}; keep one of each")
+        raise InvalidError(f"columns twice: {', '.join(twice)}; keep one of each")
     strangers = set(table.column_names) - set(_COLUMNS) - {"topic", "offset", "window"}
     if strangers or not known:
-        raise InvalidError(
-            f"{name}: columns {', '.join(table.column_names)}; expected some of {', '.join(_COLUMNS)}"
-        )
+        raise InvalidError(f"columns {', '.join(table.column_names)}; expected some of {', '.join(_COLUMNS)}")
     return table.select(known)
 
 
@@ -265,6 +264,10 @@ def keys_of(
     # A cluster keeps no record of it, and is not asked.
     recorded = log.describe(topic).encoding if key_format is None and isinstance(log, Log) else None
     if key_format is None and not (recorded or {}).get("window"):
+        if serde is not None:
+            raise InvalidError(
+                f"--key {serde}: the keys of {topic} have no windows; add --key-format if they do"
+            )
         return None
     from tidegate.tables.serdes.base import windowed
     from tidegate.tables.topic_table import SERDES

@@ -118,6 +118,7 @@ def produce(topic: str, files: tuple[Path, ...], format: str, log_url: str, **op
     from tidegate.cli.record_formats import InputOptions, tables
 
     client = {**options["settings"], **options["command_properties"]}
+    _check_line_options(format, options)
     reading = InputOptions(
         format=format,
         key=options["key"],
@@ -235,6 +236,21 @@ def _stdin() -> BinaryIO:
     if sys.stdin.isatty():
         say("reading from the terminal; end with Ctrl-D")
     return sys.stdin.buffer
+
+
+def _check_line_options(format: str, options: dict[str, Any]) -> None:
+    """Refuse options that only `--format lines` obeys; otherwise records would go without the key asked for."""
+    names = {
+        "key": "--key",
+        "key_separator": "--key-separator",
+        "null_empty": "--null-empty",
+        "headers": "--header",
+    }
+    given = [name for option, name in names.items() if options[option]]
+    if format != "lines" and given:
+        raise InvalidError(
+            f"{', '.join(given)}: only for --format lines; {format} input has columns of its own"
+        )
 
 
 def _first_sequences(options: dict[str, Any]) -> dict[int, int] | None:
@@ -360,21 +376,24 @@ def consume(topic: str, log_url: str, **options: Any) -> None:
             serde=options["key_serde"],
         )
         sink = sink_for(format, out, options["template"], keys)
+        written: dict[int, int] = reader.positions()
+        ends = options["exit_at_end"] or stop is not None
         try:
-            _copy(reader, sink, options["num"], options["exit_at_end"] or stop is not None)
+            for positions in _copied(reader, sink, options["num"], ends):
+                written = positions
             sink.finish()
         except KeyboardInterrupt:
             sink.finish()
             raise
         finally:
-            where = ", ".join(f"{number}: {offset}" for number, offset in sorted(reader.positions().items()))
+            where = ", ".join(f"{number}: {offset}" for number, offset in sorted(written.items()))
             say(
                 f"read {counted(sink.records, 'record')} of {topic}; next offsets (partition: offset) {where}"
             )
 
 
-def _copy(reader: Any, sink: Any, limit: int | None, ends: bool) -> None:
-    """Hand batches on until the end, the limit, or for ever."""
+def _copied(reader: Any, sink: Any, limit: int | None, ends: bool) -> Iterator[dict[int, int]]:
+    """Write batches until the end, the limit, or for ever; yield the positions behind what is written."""
     batches = iter(reader) if ends else None
     while limit is None or sink.records < limit:
         batch = next(batches, None) if batches is not None else reader.poll(_POLL_MS)
@@ -388,6 +407,7 @@ def _copy(reader: Any, sink: Any, limit: int | None, ends: bool) -> None:
             reader.seek(batch.column("partition")[-1].as_py(), batch.column("offset")[-1].as_py() + 1)
         sink.write(batch)
         sink.flush()
+        yield reader.positions()
 
 
 def _format(options: dict[str, Any]) -> str:
@@ -406,6 +426,9 @@ def _format(options: dict[str, Any]) -> str:
 def _target(path: str | None, format: str) -> Any:
     """Where the bytes go: a file that appears when it is complete, or standard output."""
     if path is not None and path != "-":
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise InvalidError(f"--output {path}: the folder {folder} does not exist; create it first")
         return click.open_file(path, "wb", atomic=True)
     if format == "parquet" and sys.stdout.isatty():
         raise InvalidError("parquet is not for a terminal; give --output FILE or redirect")

@@ -5,7 +5,6 @@ Loads neither Arrow nor numba, so that these commands answer at once.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from tidegate.cli.options import (
     Command,
     Group,
     command_options,
+    confirm,
     dry_run_option,
     format_option,
     log_option,
@@ -237,7 +237,8 @@ def delete(
             what = f"topic {name} with {counted(description.partitions, 'partition')} and all its records"
             if dry_run:
                 say(f"would delete {what}")
-            elif _agreed(what, yes):
+            else:
+                confirm(f"delete {what}?", yes)
                 log.delete_topic(name)
                 say(f"deleted topic {name}")
 
@@ -277,7 +278,8 @@ def delete_records(
         what = f"{below} of {', '.join(f'{name}-{number}' for number in numbers)}"
         if dry_run:
             say(f"would delete {what}")
-        elif _agreed(what, yes):
+        else:
+            confirm(f"delete {what}?", yes)
             for number in numbers:
                 say(f"{name}-{number} now starts at offset {log.delete_records(name, number, before)}")
 
@@ -296,14 +298,6 @@ def _check_creation(log: Log | KafkaLog, name: str, settings: Mapping[str, str],
     TopicConfig.of(settings)
     if must_be_new:
         raise InvalidError(f"topic {name} exists already", kafka_name="TOPIC_ALREADY_EXISTS")
-
-
-def _agreed(what: str, yes: bool) -> bool:
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        raise InvalidError(f"deleting {what} needs --yes where nobody can be asked")
-    return click.confirm(f"delete {what}?", err=True)
 
 
 def _meaning(key: str, value: str) -> str:

@@ -12,6 +12,7 @@ import click
 from tidegate.cli.options import (
     Command,
     command_options,
+    confirm,
     dry_run_option,
     format_option,
     log_option,
@@ -334,8 +335,7 @@ def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, ye
     if dry_run:
         say(f"would delete {told}, with their topics")
         return
-    if not yes:
-        click.confirm(f"Delete {told}, with their topics?", abort=True, err=True)
+    confirm(f"delete {told}, with their topics?", yes)
     with opened(log_url, None, {}) as log:
         for number in numbers:
             topic = known.get(number).topic
