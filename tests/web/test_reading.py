@@ -308,7 +308,7 @@ def test_a_flow_that_calls_functions_is_rebuilt_or_refused_never_guessed() -> No
     refused.stream("t", value=value).select(twice=lambda batch: batch.column("amount")).window(
         tg.Tumbling("1m")
     ).agg(n=tg.count()).to_table("per-minute")
-    with pytest.raises(InvalidError, match=r"App\.read"):
+    with pytest.raises(InvalidError, match=r"App\.open_table"):
         recorded_flow(refused.flows[0].description)
 
 
