@@ -138,7 +138,9 @@ def measure_evicted(report: Report, store: Store, rows: pa.Table, folder: Path) 
 
     def unvalidated() -> pa.Table:
         with patch.object(
-            pack, "read_slot", lambda slot, schema, *, checked: read_slot(slot, schema, checked=True)
+            pack,
+            "read_slot",
+            lambda slot, schema, bucket, *, checked: read_slot(slot, schema, bucket, checked=True),
         ):
             return ours(None, again=False)
 

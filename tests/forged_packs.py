@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from tidegate.storage.backends.sealed import crc32c, seal
-from tidegate.storage.pack import _PLACE, _TRAILER, END, FOOT, STEPPED_FOOT, PackReader, Slot
+from tidegate.storage.pack import _PLACE, _TRAILER, END, FOOT, PackReader, Slot
 
 
 def forged(pack: bytes, name: str, change: Callable[[int, bytearray], None]) -> bytes:
@@ -22,8 +22,7 @@ def forged(pack: bytes, name: str, change: Callable[[int, bytearray], None]) -> 
         fields = {each: getattr(slot, each) for each in slot.__struct_fields__}
         slots.append(Slot(**fields | {"crc": crc32c(bytes(body))}))
     position, *_ = _TRAILER.unpack(pack[-_TRAILER.size :])
-    is_stepped = pack[position + 8] == STEPPED_FOOT.version
     kept = {each: getattr(foot, each) for each in foot.__struct_fields__}
-    sealed = seal(STEPPED_FOOT if is_stepped else FOOT, type(foot)(**kept | {"slots": slots}))
+    sealed = seal(FOOT._replace(version=pack[position + 8]), type(foot)(**kept | {"slots": slots}))
     place = _PLACE.pack(position, len(sealed), 0)
     return bytes(content[:position]) + sealed + place + struct.pack("<I8s", crc32c(place), END)

@@ -1,6 +1,7 @@
 """Files of each format version, written once and kept: every later release reads them, and writes the newest alike.
 
-Packs and published objects are of version 1, manifests of version 1 or 2.
+Published objects are of version 1, manifests of version 1 or 2, packs of versions 1 to 3 (version 2 is read by
+`test_earlier_slots`).
 
 `python tests/storage/test_storage_golden.py` writes them anew, which is right only together with a new version number.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.randomness import SeededRandomness
@@ -18,13 +20,14 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.sealed import pack_name, seal_published, unseal_published
 from tidegate.storage.index import RunEntry, StoredRef
 from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
-from tidegate.storage.pack import PackCache, PackReader, write_pack
+from tidegate.storage.pack import PackCache, PackReader, Slot, write_pack
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "storage-1"
 NEWER = FOLDER.with_name("storage-2")
+NEWEST = FOLDER.with_name("storage-3")
 PROGRESS = {"state/progress/orders": b"x"}
 TASK = "shop/orders/0"
 SPEC = StoreSpec(
@@ -79,13 +82,17 @@ def memory() -> MemoryBackend:
     return MemoryBackend(clock=ManualClock(), randomness=SeededRandomness(1))
 
 
-def test_what_version_1_wrote_is_still_read() -> None:
+@pytest.mark.parametrize("folder", [FOLDER, NEWEST], ids=["version 1", "version 3"])
+def test_packs_of_earlier_releases_are_read(folder: Path) -> None:
     backend = memory()
-    backend.put(PACK, [(FOLDER / "pack").read_bytes()])
+    backend.put(PACK, [(folder / "pack").read_bytes()])
     loaded = PackCache(backend).load(TASK, SPEC, StoredRef(PACK, 0))
     assert loaded.rows.equals(golden_run().rows)
     assert loaded.directory.equals(golden_run().directory)
 
+
+def test_what_version_1_wrote_is_still_read() -> None:
+    backend = memory()
     token = Token.decode((FOLDER / "token").read_bytes())
     assert (token.kind, token.task, token.number) == ("memory", TASK, 2)
     backend.put(token.manifest.replace("002-", "001-"), [(FOLDER / "manifest-full").read_bytes()])
@@ -105,16 +112,21 @@ def test_the_same_content_still_gives_the_same_bytes() -> None:
     for name in ("manifest-full", "manifest-delta", "token"):
         assert written[name] == (NEWER / name).read_bytes(), name
     assert written["published"] == (FOLDER / "published").read_bytes()
-    # The foot of a pack holds Arrow's own bytes for the columns, which may change with its release; nothing else may.
+    # Arrow's own bytes, of slots and of the columns in the foot, may change with its release; nothing else may.
     reader = PackReader(pa.py_buffer(written["pack"]), PACK)
-    golden = PackReader(pa.py_buffer((FOLDER / "pack").read_bytes()), PACK)
-    assert reader.foot.slots == golden.foot.slots
-    assert reader.foot.fingerprint == golden.foot.fingerprint
-    start, length = reader.foot.slots[0].position, reader.foot.slots[0].length
-    assert written["pack"][: start + length] == (FOLDER / "pack").read_bytes()[: start + length]
+    golden = PackReader(pa.py_buffer((NEWEST / "pack").read_bytes()), PACK)
+    (slot,), (expected,) = reader.foot.slots, golden.foot.slots
+    assert (slot.position, *facts(slot)) == (expected.position, *facts(expected))
+    assert (reader.foot.head, reader.foot.fingerprint) == (golden.foot.head, golden.foot.fingerprint)
+    assert written["pack"][: slot.position] == (NEWEST / "pack").read_bytes()[: slot.position]
+
+
+def facts(slot: Slot) -> tuple[int, ...]:
+    return slot.bucket, slot.rows, slot.keys, slot.min_ts, slot.max_ts
 
 
 if __name__ == "__main__":
-    for file, content in write_all(memory()).items():
-        if file in ("manifest-full", "manifest-delta", "token"):
-            (NEWER / file).write_bytes(content)
+    files = write_all(memory())
+    (NEWEST / "pack").write_bytes(files["pack"])
+    for file in ("manifest-full", "manifest-delta", "token"):
+        (NEWER / file).write_bytes(files[file])

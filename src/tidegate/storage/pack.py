@@ -33,17 +33,18 @@ import pyarrow as pa
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage.backends.base import Part, StorageBackend, joined, overlap, put_all, view_of
 from tidegate.storage.backends.sealed import ALIGNMENT, Format, crc32c, damaged, padding, seal, unseal
+from tidegate.storage.earlier_slots import read_earlier_slot
 from tidegate.storage.index import StoredRef
 from tidegate.storage.runs.run import Run
-from tidegate.storage.slots import ZEROS, BadSlot, check_storable, read_slot, take_apart
+from tidegate.storage.slots import BadSlot, check_storable, read_slot, slot_parts
 from tidegate.storage.spec import EarlierShape, StoreSpec
 
 # -- one pack ----------------------------------------------------------------------------------------
 
 REMEDY = "restore the file from a copy, or go back to a checkpoint that does not name it"
 HEAD = Format(b"TG-PACK\n", "pack", 1, REMEDY)
-FOOT = Format(b"TG-FOOT\n", "pack", 1, REMEDY)
-STEPPED_FOOT = FOOT._replace(version=2)  # some slots describe buffers, which earlier releases do not read
+FOOT = Format(b"TG-FOOT\n", "pack", 3, REMEDY, oldest=1)
+IPC_FOOT = 3  # the first version whose slots are Arrow IPC
 END = b"TG-PEND\n"
 MAX_HEAD_BYTES = 64 << 10
 MAX_SLOTS = 1 << 20
@@ -96,10 +97,9 @@ class PackWriter:
         sealed = seal(HEAD, self._head)
         if len(sealed) > MAX_HEAD_BYTES:
             raise InvalidError(f"task id and store name of {name} are too long to be stored")
-        self._parts: list[Part] = [sealed + ZEROS[: padding(len(sealed))]]
+        self._parts: list[Part] = [sealed + bytes(padding(len(sealed)))]
         self._position = len(sealed) + padding(len(sealed))
         self._slots: list[Slot] = []
-        self._stepped = False
 
     @property
     def size(self) -> int:
@@ -117,8 +117,7 @@ class PackWriter:
             raise InvalidError(f"a run of store {spec.name} has columns {run.rows.schema}, not {spec.rows}")
         if len(self._slots) == MAX_SLOTS:
             raise InvalidError(f"{self._head.name} is full with {MAX_SLOTS} runs; start another pack")
-        parts, stepped = take_apart(run)
-        self._stepped |= stepped
+        parts = slot_parts(run)
         crc = length = 0
         for part in parts:
             view = view_of(part).toreadonly()
@@ -135,10 +134,7 @@ class PackWriter:
     def finish(self) -> list[Part]:
         """Return the pack's parts, in order, for `backend.put`; they share the runs' memory."""
         columns = self._spec.rows.serialize().to_pybytes()
-        foot = seal(
-            STEPPED_FOOT if self._stepped else FOOT,
-            Foot(self._head, self._spec.fingerprint, columns, self._slots),
-        )
+        foot = seal(FOOT, Foot(self._head, self._spec.fingerprint, columns, self._slots))
         place = _PLACE.pack(self._position, len(foot), 0)
         return [*self._parts, foot, place + struct.pack("<I8s", crc32c(place), END)]
 
@@ -190,7 +186,7 @@ class PackReader:
         """`verified` are slots that this process verified before: a pack never changes."""
         self.name = name
         self._pack = pack if pack.address % ALIGNMENT == 0 else joined([pack])
-        self.foot = _open(self._pack, name)
+        self.foot, self._version = _open(self._pack, name)
         self._owner: tuple[str, StoreSpec] | None = None
         self._earlier: EarlierShape | None = None  # the store's columns when this pack was written, if others
         self._verified: set[int] = set() if verified is None else verified
@@ -233,7 +229,10 @@ class PackReader:
             raise self._bad_slot(number, slot, why)
         try:
             spec = self._owner[1] if self._earlier is None else self._earlier.spec
-            run = read_slot(content, spec.rows, checked=checked)
+            if self._version < IPC_FOOT:
+                run = read_earlier_slot(content, spec.rows, checked=checked)
+            else:
+                run = read_slot(content, spec.rows, slot.bucket, checked=checked)
         except BadSlot as error:
             raise self._bad_slot(number, slot, str(error)) from error
         if (run.bucket, run.row_count, run.key_count) != (slot.bucket, slot.rows, slot.keys):
@@ -256,8 +255,8 @@ class PackReader:
         )
 
 
-def _open(pack: pa.Buffer, name: str) -> Foot:
-    """Return the foot, after every check that needs no slot (P2)."""
+def _open(pack: pa.Buffer, name: str) -> tuple[Foot, int]:
+    """Return the foot and its format version, after every check that needs no slot (P2)."""
     size = pack.size
     if size < _TRAILER.size:
         raise damaged(FOOT, name, f"it has {size} bytes, too few for a pack", 0)
@@ -269,8 +268,8 @@ def _open(pack: pa.Buffer, name: str) -> Foot:
         )
     if position % ALIGNMENT or position + length + _TRAILER.size != size:
         raise damaged(FOOT, name, f"it has {size} bytes and its trailer says otherwise", size - 32)
-    stepped = length >= 10 and bytes(memoryview(pack)[position + 8 : position + 10]) == b"\2\0"
-    foot = unseal(STEPPED_FOOT if stepped else FOOT, pack.slice(position, length), Foot, name=name)
+    foot = unseal(FOOT, pack.slice(position, length), Foot, name=name)
+    version = int.from_bytes(memoryview(pack)[position + 8 : position + 10], "little")
     start = _check_head(pack, foot, name)
     for number, slot in enumerate(foot.slots):
         if (
@@ -287,7 +286,7 @@ def _open(pack: pa.Buffer, name: str) -> Foot:
         raise damaged(
             FOOT, name, f"its slots end at byte {start} and its foot starts at {position}", position
         )
-    return foot
+    return foot, version
 
 
 def _check_head(pack: pa.Buffer, foot: Foot, name: str) -> int:
