@@ -443,13 +443,19 @@ def test_partitions_that_are_far_apart_in_time_make_no_change_late(
     assert second.late("again").num_rows == 0
 
 
-def test_windows_over_a_topic_that_several_tasks_share_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_another_app", [False, True])
+def test_windows_over_a_topic_that_several_tasks_share_are_refused(
+    tmp_path: Path, by_another_app: bool
+) -> None:
     app = tg.App("own", data=tmp_path)
     write(tmp_path, events(10, 1), partitions=2)
     stream = app.stream("events", value=tg.Json(amount="double"))
     stream.window(tg.Tumbling("1m")).agg(n=tg.count()).to_topic(
         "windows", partitions=3, value=tg.Json(n="int64")
     )
+    if by_another_app:
+        app.run("local", until="caught_up")
+        app = tg.App("another", data=tmp_path)
     app.changes("windows", window_size="1m", value=tg.Json(n="int64")).window(
         tg.Tumbling("1h")
     ).count().to_topic("hours")
