@@ -193,6 +193,37 @@ def test_what_was_late_for_a_window_is_in_none(tmp_path: Path, emit: str, record
     assert sent(second, 5 * MINUTE) == naive(final, 5 * MINUTE, False)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("steps", ["filtered", "re-keyed"])
+@pytest.mark.parametrize("kind", ["tumbling", "session", "sliding"])
+def test_the_last_change_of_a_round_is_in_time_for_itself(
+    tmp_path: Path, kind: str, steps: str, size: int
+) -> None:
+    """Its window is final by the end of the round, by records that a filter leaves out or that are elsewhere."""
+    write(
+        tmp_path,
+        [(f"c{at}", T0 + at * 7 * MINUTE, at if steps == "re-keyed" else at % 3 - 0.5) for at in range(9)],
+        partitions=1,
+    )
+    windows = {"tumbling": tg.Tumbling("1m"), "session": tg.Session("30s"), "sliding": tg.Sliding("1m")}[kind]
+    emit = "close" if kind == "sliding" else "update"
+    app = tg.App("both", data=tmp_path)
+    stream = app.stream("events", value=tg.Json(amount="double"))
+    stream = stream.key_by("amount", shards=3) if steps == "re-keyed" else stream.filter("amount > 0")
+    stream.window(windows, emit=emit).agg(n=tg.count(), total=tg.sum("amount")).to_topic("windows")
+    said: dict[str, Any] = {"sessions": True} if kind == "session" else {"window_size": "1m"}
+    if steps == "re-keyed":
+        said["key"] = tg.Double()
+    changes = app.changes("windows", value=tg.Json(n="int64", total="double"), **said)
+    again = changes.window(tg.Tumbling("5m", retention="1d")).agg(n=tg.sum("n"), total=tg.sum("total"))
+    again.to_topic("again").to_table("rows")
+    app.run("local", until="caught_up", round_records=size, close=True)
+    with app.open_table("rows") as table:
+        total = sum(row.value["n"] for row in table.all())
+    expected = 9 if steps == "re-keyed" else 6
+    assert (total, app.late("again").num_rows) == (expected, 0)
+
+
 def test_a_topic_that_was_compacted_between_writer_and_reader_gives_the_same(tmp_path: Path) -> None:
     rows = events(600, seed=5, late_ms=MINUTE)
     said = {"window_size": "1m"}
@@ -412,13 +443,19 @@ def test_partitions_that_are_far_apart_in_time_make_no_change_late(
     assert second.late("again").num_rows == 0
 
 
-def test_windows_over_a_topic_that_several_tasks_share_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_another_app", [False, True])
+def test_windows_over_a_topic_that_several_tasks_share_are_refused(
+    tmp_path: Path, by_another_app: bool
+) -> None:
     app = tg.App("own", data=tmp_path)
     write(tmp_path, events(10, 1), partitions=2)
     stream = app.stream("events", value=tg.Json(amount="double"))
     stream.window(tg.Tumbling("1m")).agg(n=tg.count()).to_topic(
         "windows", partitions=3, value=tg.Json(n="int64")
     )
+    if by_another_app:
+        app.run("local", until="caught_up")
+        app = tg.App("another", data=tmp_path)
     app.changes("windows", window_size="1m", value=tg.Json(n="int64")).window(
         tg.Tumbling("1h")
     ).count().to_topic("hours")

@@ -77,7 +77,8 @@ def make_topics(
                     f"topic {sink.topic} has {counts[sink.topic]} partitions, and flow {flow.name} is to write "
                     f"{wanted}: leave out partitions=, or write to another topic"
                 )
-            _keep_encoding(log, backend, app, counts[sink.topic], sink.topic, encoding_of(flow, sink))
+            now = encoding_of(flow, sink, facts[flow.name].tasks)
+            _keep_encoding(log, backend, app, counts[sink.topic], sink.topic, now)
     return {sink.topic: counts[sink.topic] for flow in flows for sink in flow.topics}
 
 
@@ -112,6 +113,8 @@ def require_as_recorded(log: Log | KafkaLog, backend: StorageBackend, flows: Seq
             raise InvalidError(
                 f"flow {flow.name} reads changes of {source.topic} as {said}, and the topic has {made}"
             )
+        if recorded.tasks:
+            _require_own_partitions(flow, counts[source.topic], recorded.tasks)
 
 
 def require_one_writer(
@@ -123,16 +126,21 @@ def require_one_writer(
         if flow.source.windows is None or not flow.is_stateful:
             continue
         known = find(flows, flow.source.topic)
-        if known is not None and counts[flow.source.topic] != facts[known[0].name].tasks:
-            topic, tasks = flow.source.topic, facts[known[0].name].tasks
-            raise InvalidError(
-                f"flow {flow.name} makes windows of the changes in {topic}, which has {counts[topic]} partitions and "
-                f"{tasks} tasks that write it: of one that is ahead, changes by the others would come too late. Leave "
-                f"partitions= out of .to_topic({topic!r}), and let the app make the topic"
-            )
+        if known is not None:
+            _require_own_partitions(flow, counts[flow.source.topic], facts[known[0].name].tasks)
 
 
-def encoding_of(flow: Flow, sink: To) -> TopicEncoding:
+def _require_own_partitions(flow: Flow, partitions: int, tasks: int) -> None:
+    if partitions != tasks:
+        topic = flow.source.topic
+        raise InvalidError(
+            f"flow {flow.name} makes windows of the changes in {topic}, which has {partitions} partitions and "
+            f"{tasks} tasks that write it: of one that is ahead, changes by the others would come too late. Leave "
+            f"partitions= out of .to_topic({topic!r}), and let the app make the topic"
+        )
+
+
+def encoding_of(flow: Flow, sink: To, tasks: int) -> TopicEncoding:
     """Return the encoding of the keys and values of a flow's records in a topic."""
     value = flow.value_format(sink)
     said = (
@@ -148,7 +156,7 @@ def encoding_of(flow: Flow, sink: To) -> TopicEncoding:
         for name, length in window(aggregate.kind).items()
         if name not in ("grace_ms", "retention_ms")  # not in the records, and may grow
     }
-    return TopicEncoding(key, said, kind, sink.key_format, str(aggregate.emit))
+    return TopicEncoding(key, said, kind, sink.key_format, str(aggregate.emit), tasks)
 
 
 def _keep_encoding(

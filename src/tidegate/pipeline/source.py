@@ -5,7 +5,8 @@
 Stream time is the largest event time of all records so far that have one and are not beyond the future guard,
 including records that a filter drops. Every event carries it and all operators use it, so results do not depend on
 batch boundaries nor on re-keying. In a changelog it is the `settled` header of the record (see `sink`), or the
-timestamp less the time for which windows may still change (`Source.settles_ms`). If a changelog has updates and the
+timestamp less the time for which windows may still change (`Source.settles_ms`), and holds for the records behind it:
+no record makes itself late. If a changelog has updates and the
 flow keeps state, events are changes of rows (`RowChanges`), deletions included.
 
 Validation is that of the integrity consumer: duplicates, control records and faulty records are left out, and faults
@@ -555,9 +556,12 @@ class Reading:
             changes = None
             if self._has_windows:
                 ts = self._decoder.window_time(values)
-                stream_time = self._running(self._settled(written, records.column("headers")))
+                settled = self._settled(written, ts, records.column("headers"))
+                running = self._running(settled)
+                before = np.concatenate([[self.stream_time], running[:-1]])
+                stream_time = np.maximum(before, np.minimum(settled, ts))
             else:
-                stream_time = self._running(self._guarded(ts))
+                stream_time = running = self._running(self._guarded(ts))
             if self._has_rows:
                 there = np.ones(len(ts), np.int64) if absent is None else (~absent).astype(np.int64)
                 changes = RowChanges(records.column("key"), there, written)
@@ -581,7 +585,7 @@ class Reading:
             first = int(np.argmin(made.key.is_valid().to_numpy(zero_copy_only=False)))
             return _Stopping(int(made.offset[first]), self._parts.keyless, "unreadable")
         counters["left_out"] += int(weights(events).sum() - weights(made).sum())
-        return _Made(made, int(stream_time[-1]), counters, letters, dropped)
+        return _Made(made, int(running[-1]), counters, letters, dropped)
 
     def _warn(self, why: str, offsets: Int64s, reasons: Sequence[str] | None) -> None:
         """Log records that are set aside or left out."""
@@ -595,10 +599,10 @@ class Reading:
         """Return the times that may advance stream time: those not beyond the future guard."""
         return times if int(times.max()) <= self._latest else np.where(times <= self._latest, times, NO_TIME)
 
-    def _settled(self, written: Int64s, headers: pa.ListArray) -> Int64s:
-        """Return the settled time that each record of a changelog states."""
+    def _settled(self, written: Int64s, ts: Int64s, headers: pa.ListArray) -> Int64s:
+        """Return the settled time that each record of a changelog states; windows that end with it may follow."""
         said, says_it = settled_times(headers)
-        times = np.where(says_it, said, written - self._source.settles_ms)
+        times = np.where(says_it, said, np.minimum(written - self._source.settles_ms, ts))
         return np.maximum(self._guarded(times), NO_TIME)
 
     def _running(self, times: Int64s) -> Int64s:

@@ -38,6 +38,7 @@ class TopicEncoding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `window` is None for plain records, else `{"kind": "hopping", "size_ms": …, "advance_ms": …}` and the like (a
     tumbling window is hopping, with an advance of its size). `emit` is "update" or "close", "" for plain records.
+    `tasks` is how many tasks write windows to the topic; 0: not recorded.
     """
 
     key: Any
@@ -45,6 +46,7 @@ class TopicEncoding(msgspec.Struct, frozen=True, omit_defaults=True):
     window: dict[str, Any] | None = None
     key_format: str = ""
     emit: str = ""
+    tasks: int = 0
 
     @property
     def is_update_changelog(self) -> bool:

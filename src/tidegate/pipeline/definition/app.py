@@ -139,7 +139,7 @@ class App:
         retract a row's previous value, so each row counts once, with its last value; a deletion retracts the row.
         For topics that this app writes itself, `emit` is known. `grace` is needed for topics that Tidegate did not
         write, whose records do not say which windows are final: how long after its end a window may still change
-        (its grace; for sessions gap plus grace). `on_error` is as in `stream`.
+        (its grace; for sessions gap plus grace; for sliding windows a millisecond more). `on_error` is as in `stream`.
         """
         require_new_names(f"changes({topic!r}, ", renamed, {"on_bad": "on_error"})
         if (window_size is None) is not sessions:
