@@ -119,6 +119,8 @@ class StoredRows:
         return (rows for batch in found for rows in self._started([batch], last) if rows.num_rows)
 
     def late(self) -> pa.Table:
+        if self.kind == "key":
+            raise UnsupportedError(f"table {self.form.name} has plain keys: no record is ever late for it")
         raise UnsupportedError(
             f"table {self.form.name} keeps no late records: records of windows that have expired are counted in "
             f"`counts.expired`, and lie in topic {self.source.rules.shape.topic}"

@@ -74,6 +74,10 @@ class TableAt(Table):
         return self.rules.shape.name
 
     @property
+    def is_open(self) -> bool:
+        return self._follower.current is not None
+
+    @property
     def rules(self) -> TableRules:
         return self.source.rules
 
@@ -257,7 +261,7 @@ class TopicTable(Table):
         only = (self.rules.shape, known[number])
         commits = StoredCommits(self._backend, self.name, self._same_rules, clock=self._clock, only=only)
         past = TableAt(CommitFollower(commits, self._clock))
-        self._past.append(past)
+        self._past = [*(each for each in self._past if each.is_open), past]
         return past
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:

@@ -290,7 +290,7 @@ class VersionedTable(Table):
         self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> Iterator[StoredRows]:
         if at_least:
-            raise InvalidError(
+            raise UnsupportedError(
                 f"table {self.name} is pushed in versions, whose topics differ; at_least is for tables that follow one"
             )
         with self._follower.pinned(refresh=is_retry) as shown:
