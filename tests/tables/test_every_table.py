@@ -8,15 +8,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from push_kit import push_here
 
 import tidegate as tg
 from hybrid_stage import LIVE, VERSION
 from hybrid_stage import Stage as Replicated
 from table_stages import KEYS, KINDS, Results, Sessioned, Stage, Stored, Versioned, Windowed
+from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, UnsupportedError
+from tidegate.storage import open_backend
 from tidegate.tables.factories import table as key_table
 from tidegate.tables.hybrid.status import replica_table
+from tidegate.tables.hybrid.table import HybridTable
 from tidegate.tables.table import Table
+from tidegate.tables.topic_table import open_committed
+from tidegate.tables.versions.reader import VersionedTable
 
 CALLS = ("get", "fetch", "scan", "changes", "explain", "late", "sql")
 FORMS = ("to_arrow", "to_pandas", "to_polars", "to_spark")
@@ -144,3 +150,30 @@ def test_a_replica_answers_the_same_calls_here_and_from_its_commits(tmp_path: Pa
             assert (replica.get("ann"), past.get("ann")) == ("5", "1")
     finally:
         made.close()
+
+
+def test_declared_fields_are_read_as_such_whoever_opens_the_table(tmp_path: Path) -> None:
+    value = tg.Json(n="long")
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        for topic in ("counts", "live"):
+            log.create_topic(topic, 1)
+        with log.writer("counts") as writer:
+            writer.write(pa.table({"key": ["ann"], "value": ['{"n": 1}']}))
+        with key_table(log, "counts", state=tmp_path / "state", consumed=tg.Consumed(tg.String(), value)):
+            pass
+    push_here(
+        tmp_path, [(b"ann", b'{"n": 2}')], table="pushed", partitions=1, serdes=("String()", repr(value))
+    )
+    backend = open_backend(tmp_path / "state")
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        for opened, expected in (
+            (open_committed(backend, "counts", clock=SystemClock()), 1),
+            (VersionedTable(backend, "pushed"), 2),
+            (tg.hybrid_table(log, "pushed", live="live", state=backend), 2),
+        ):
+            with opened as table:
+                if isinstance(table, HybridTable):
+                    table.catch_up()
+                assert table.get("ann") == {"n": expected}
+                assert table.to_arrow()["value"].type == pa.struct([("n", pa.int64())])
+    backend.close()

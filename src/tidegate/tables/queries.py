@@ -127,7 +127,7 @@ class StoredRows:
         )
 
     def dead_letters(self) -> pa.Table:
-        return self.source.dead_letters()
+        return self.source.letters.read()
 
     def _started(self, batches: list[pa.RecordBatch], last: int) -> list[pa.RecordBatch]:
         """Of sessions, return those that start at `last` or before."""

@@ -34,8 +34,8 @@ from tidegate.tables.commits import (
 )
 from tidegate.tables.options import Consumed, TableRules, TableShape
 from tidegate.tables.queries import StoredRows
-from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String
-from tidegate.tables.serdes.json import Json
+from tidegate.tables.serdes.base import Serde
+from tidegate.tables.serdes.json import stored_serde
 from tidegate.tables.snapshot import Counts, StoredCommit, StoredCommits, StoredSnapshot, TableSource
 from tidegate.tables.table import DEFAULT_TIMEOUT, Positions, Table
 
@@ -193,8 +193,7 @@ class TopicTable(Table):
         def summed(rows: Any) -> Counts:
             total = Counts()
             for state in rows.source.partitions:
-                for name in total.__struct_fields__:
-                    setattr(total, name, getattr(total, name) + getattr(state.counts, name))
+                total.add(state.counts)
             return total
 
         return self._read(summed, timeout=0)
@@ -403,9 +402,6 @@ def _require(at_least: Positions, position: Mapping[int, int], remedy: str) -> N
 
 # --- stored
 
-_ALL: tuple[Any, ...] = (Bytes(), String(), Int(), Long(), Double(), Json())
-SERDES: dict[str, Serde[Any]] = {serde.name: serde for serde in _ALL}
-
 
 def open_committed(
     backend: StorageBackend,
@@ -450,10 +446,5 @@ def stored_rules(
     shape: TableShape, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None
 ) -> TableRules:
     """Return the rules for reading a table of which only the commit list is known."""
-    key, value = key or serde_named(shape.key_serde), value or serde_named(shape.value_serde)
+    key, value = key or stored_serde(shape.key_serde), value or stored_serde(shape.value_serde)
     return TableRules(shape, key, value, Consumed(), "fail")
-
-
-def serde_named(written: str) -> Serde[Any]:
-    """Return the serde that a table was made with, if its name is enough to build it; bytes otherwise."""
-    return {repr(serde): serde for serde in SERDES.values()}.get(written, SERDES["bytes"])
