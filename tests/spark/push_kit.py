@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
+from tidegate.errors import TidegateError
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.fault_injection import Damage, DamageKind, break_topic
 from tidegate.log.log import Log
@@ -21,8 +22,8 @@ from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.spark.push_rows import SendOrder, partitions_of, send_partition
 from tidegate.storage import open_backend
-from tidegate.tables.versions.catalog import PushReport
-from tidegate.tables.versions.ingest import ingest_here
+from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion
+from tidegate.tables.versions.ingest import Ingested, ingest_partition
 from tidegate.tables.versions.push import PushPlan, VersionPush
 
 ROWS = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.timestamp("us", tz="UTC"))])
@@ -51,6 +52,20 @@ def sorted_batches(
 def order_of(push: VersionPush) -> SendOrder:
     topic, partitions = push.version.topic, push.plan.partitions
     return SendOrder(push.plan.log, topic, partitions, push.push, push.started_ms, gather_rows=30)
+
+
+def ingest_here(
+    log: Any, backend: Any, version: TableVersion, partitions: list[int], **settings: Any
+) -> list[Ingested]:
+    """Ingest partitions one after the other; an error of the machine fails only its partition, as in a Spark task."""
+    found = []
+    for partition in partitions:
+        try:
+            found.append(ingest_partition(log, backend, version, partition, **settings))
+        except TidegateError as error:
+            fault = Fault(partition, type(error).__name__, str(error))
+            found.append(Ingested(PartitionResult(partition), fault))
+    return found
 
 
 def push_here(

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from push_kit import compact, damage, keys_of, order_of, part_of, push_here, rows, sorted_batches, stamps
+from push_kit import (
+    compact,
+    damage,
+    ingest_here,
+    keys_of,
+    order_of,
+    part_of,
+    push_here,
+    rows,
+    sorted_batches,
+    stamps,
+)
 
 from backend_faults import BackendEffect, WatchedBackend
 from tidegate.clock import SystemClock
@@ -23,7 +34,6 @@ from tidegate.spark.push_rows import send_partition
 from tidegate.storage import open_backend
 from tidegate.tables.commits import load_commits
 from tidegate.tables.versions.catalog import PushFailedError, State, Versions
-from tidegate.tables.versions.ingest import ingest_here
 from tidegate.tables.versions.push import VersionPush, delete_version
 from tidegate.tables.versions.reader import versioned_table
 

@@ -270,9 +270,9 @@ def keys_of(
             )
         return None
     from tidegate.tables.serdes.base import windowed
-    from tidegate.tables.topic_table import SERDES
+    from tidegate.tables.serdes.json import PLAIN_SERDES
 
-    inner = SERDES[serde or "string"]
+    inner = PLAIN_SERDES[serde or "string"]
     if recorded is None:
         if (size is None) != (key_format == "session"):
             raise InvalidError(
@@ -287,7 +287,8 @@ def keys_of(
     if encoding.window_size_ms is None and not encoding.is_sessions:
         return None
     if serde is None:
-        inner = SERDES[encoding.key if isinstance(encoding.key, str) and encoding.key in SERDES else "bytes"]
+        plain = isinstance(encoding.key, str) and encoding.key in PLAIN_SERDES
+        inner = PLAIN_SERDES[encoding.key if plain else "bytes"]
     size_ms = encoding.window_size_ms
     length = None if size_ms is None else f"{size_ms}ms"
     chosen = "session" if encoding.is_sessions else encoding.key_format

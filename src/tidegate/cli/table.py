@@ -367,11 +367,12 @@ def _opened(
 ) -> Iterator[Any]:
     from tidegate.clock import SystemClock
     from tidegate.tables.hybrid.status import freshest_replica
-    from tidegate.tables.topic_table import SERDES, open_committed
+    from tidegate.tables.serdes.json import PLAIN_SERDES
+    from tidegate.tables.topic_table import open_committed
     from tidegate.tables.versions.catalog import Versions, version_named
     from tidegate.tables.versions.reader import VersionedTable
 
-    choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else SERDES[chosen]  # noqa: E731
+    choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else PLAIN_SERDES[chosen]  # noqa: E731
     with opened_backend(state) as backend:
         if (of_app := _of_app(backend, name)) is not None:
             serdes = {"key_serde": key_serde, "value_serde": value_serde}

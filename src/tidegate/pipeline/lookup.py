@@ -38,7 +38,7 @@ from tidegate.tables.ingest.materializer import Cadence, Claim, Materialiser
 from tidegate.tables.options import Consumed, TableRules, table_rules
 from tidegate.tables.queries import rows_of_keys
 from tidegate.tables.serdes.base import Bytes, Serde
-from tidegate.tables.serdes.json import serde_from
+from tidegate.tables.serdes.json import serde_from, stored_serde
 from tidegate.tables.snapshot import StoredSnapshot, stored_snapshot, task_of
 from tidegate.windows.events import EventBatch
 
@@ -347,7 +347,7 @@ class LookedUpTables(TableCommits):
         shape = known[0].shape
         if shape.kind != "key" or (known[0].commits and records_behind(self._heads, known[0]) is None):
             return None
-        key, value = serde_from(shape.key_serde) or Bytes(), serde_from(shape.value_serde) or Bytes()
+        key, value = stored_serde(shape.key_serde), stored_serde(shape.value_serde)
         return TableRules(shape, key, value, Consumed(isolation="read_committed"), "fail")
 
     def _let_go(self, name: str) -> None:

@@ -45,8 +45,7 @@ from tidegate.pipeline.topology import (
     document,
 )
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.serdes.base import Bytes, Double, Int, Long, String
-from tidegate.tables.serdes.json import Json
+from tidegate.tables.serdes.json import PLAIN_SERDES, Json
 from tidegate.tables.serdes.json_values import field_of
 from tidegate.windows.aggregates.definitions import AggregateDefinition, Reducer
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
@@ -54,7 +53,6 @@ from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.windowed_operator import Emit, FutureGuard
 
 Document = Mapping[str, Any]
-_SERDES: dict[str, Any] = {each.name: each for each in (Bytes(), String(), Int(), Long(), Double(), Json())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +264,8 @@ def _aggregate(said: Document) -> AggregateDefinition:
 
 
 def _serde(said: Any) -> Any:
-    if isinstance(said, str) and said in _SERDES:
-        return _SERDES[said]
+    if isinstance(said, str) and said in PLAIN_SERDES:
+        return PLAIN_SERDES[said]
     if isinstance(said, Mapping) and "json" in said:
         return Json(**{name: field_of(name, _written(each)) for name, each in said["json"]})
     raise TypeError(f"a serde {said!r}")

@@ -1,4 +1,4 @@
-"""Records that could not be read: kept with their place and the reason, or an error that stops the work.
+"""Records that could not be read or are faulty, kept with the table: their place, the reason, and their bytes.
 
 | column | holds |
 |---|---|
@@ -6,12 +6,10 @@
 | reason | what is wrong with it, in words |
 | key, value | its bytes, as read |
 
-I1  with `fail` the first such record stops the work, and no record of its batch is used.
-I2  with `keep` all of them are kept until `take`; none is dropped. When too many bytes are waiting, adding more is
-    refused.
-I3  with `drop` they are counted and not kept.
+They are kept up to a limit of bytes; further ones are only counted. A letter's size is estimated from its own bytes,
+in the order of the topic, so which ones are kept does not depend on how the topic was cut.
 
-Thread rule: one owner, the operator's thread.
+Thread rule: the draining thread puts; reading from any.
 """
 
 from __future__ import annotations
@@ -22,9 +20,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tidegate.errors import CorruptError, InvalidError, OverloadError
-from tidegate.integrity.validator import OnError
+from tidegate.kernels.windows import admit_sizes
+from tidegate.storage import Merge, RuntimeContext, StoreSpec
+from tidegate.windows.stores.key_value_store import KeyValueStore
+from tidegate.windows.stores.segmented_store import RowsState
 
 DEAD_LETTER_SCHEMA: Final = pa.schema(
     [
@@ -35,82 +36,94 @@ DEAD_LETTER_SCHEMA: Final = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-LARGEST_BYTES: Final = 64 << 20
+LETTER_BYTES: Final = 64  # of a letter, besides reason, key and value
+_STORED: Final = StoreSpec(
+    name="dead-letters",
+    merge=Merge.LAST,
+    payload=pa.schema(
+        [
+            pa.field("reason", pa.string()),
+            pa.field("value", pa.binary()),
+            pa.field("record_key", pa.binary()),
+        ]
+    ),
+    bucket_ms=1 << 40,
+)
+"""Dead letters in storage: key = partition as 4 bytes, ts = 0, seq = offset."""
 
 
-class DeadLetters:
-    """The dead letters of one topic that were not taken yet."""
+def letters_of(
+    records: pa.RecordBatch, rows: npt.NDArray[np.int64], reasons: Sequence[str]
+) -> pa.RecordBatch:
+    """Return these rows of a batch of the topic as dead letters."""
+    picked = records.take(pa.array(rows))
+    offset, partition, key, value = (picked.column(name) for name in ("offset", "partition", "key", "value"))
+    letters = [
+        offset,
+        partition,
+        pa.array(reasons, pa.string()),
+        key.cast(pa.binary()),
+        value.cast(pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(letters, schema=DEAD_LETTER_SCHEMA)
 
-    def __init__(
-        self,
-        topic: str,
-        policy: OnError | str = OnError.FAIL,
-        *,
-        limit_bytes: int = LARGEST_BYTES,
-    ) -> None:
-        self.topic = topic
-        self.policy = OnError.of(policy)
-        self.limit_bytes = limit_bytes
-        self.total = 0
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
 
-    def __len__(self) -> int:
-        return sum(batch.num_rows for batch in self._waiting)
+class LettersState(RowsState):
+    """The dead letters of a table, and in every checkpoint how many bytes of them are kept."""
 
-    def add(
-        self,
-        rows: npt.NDArray[np.int64],
-        reasons: Sequence[str],
-        *,
-        offsets: npt.NDArray[np.int64],
-        partitions: npt.NDArray[np.int32],
-        keys: pa.BinaryArray,
-        values: pa.BinaryArray,
-    ) -> None:
-        """Keep these rows of a batch, or only count them (`drop`); with `fail` raise an error about the first of them.
+    def __init__(self, context: RuntimeContext) -> None:
+        super().__init__(_STORED)
+        self.kept_bytes = 0
+        self._store = KeyValueStore(context, self)
 
-        `rows` are positions in the other columns, which are those of the whole batch.
-        """
-        if len(rows) != len(reasons):
-            raise InvalidError(f"{len(reasons)} reasons for {len(rows)} rows")
-        if len(rows) == 0:
-            return
-        if self.policy is OnError.FAIL:
-            offset, partition = int(offsets[rows[0]]), int(partitions[rows[0]])
-            raise CorruptError(
-                f"topic {self.topic} partition {partition} offset {offset} cannot be read: {reasons[0]}"
-                f"{f' (and {len(rows) - 1} more in this batch)' if len(rows) > 1 else ''}. Mend the producer, declare"
-                " the value as it is, or set such records aside with Consumed(…, on_value_error='keep')",
-                offset=offset,
-                kafka_name=None,
-            )
-        if self.policy is OnError.DROP:
-            self.total += len(rows)
-            return
-        picked = pa.array(rows)
-        batch = pa.record_batch(
-            [
-                pa.array(offsets[rows], pa.int64()),
-                pa.array(partitions[rows], pa.int32()),
-                pa.array(list(reasons), pa.string()),
-                keys.take(picked).cast(pa.binary()),
-                values.take(picked).cast(pa.binary()),
-            ],
-            schema=DEAD_LETTER_SCHEMA,
-        )
-        if self._waiting_bytes and self._waiting_bytes + batch.nbytes > self.limit_bytes:
-            raise OverloadError(
-                f"topic {self.topic}: {len(self)} dead letters ({self._waiting_bytes} bytes) are waiting to be taken"
-                f" away and {batch.num_rows} more do not fit {self.limit_bytes} bytes; take them, then go on",
-                reason="dead_letters",
-            )
-        self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
-        self.total += batch.num_rows
+    def encode_progress(self) -> bytes:
+        return self.kept_bytes.to_bytes(8, "big")
 
-    def take(self) -> pa.Table:
-        """Return all that are waiting, in order, and remove them."""
-        taken = pa.Table.from_batches(self._waiting, DEAD_LETTER_SCHEMA)
-        self._waiting, self._waiting_bytes = [], 0
-        return taken
+    def restore_progress(self, data: bytes) -> None:
+        self.kept_bytes = int.from_bytes(data, "big")
+        self.restored()
+
+    def put(self, letters: pa.RecordBatch, limit_bytes: int) -> int:
+        """Store letters, in all up to the limit; return how many of these were not kept."""
+        sizes = np.full(letters.num_rows, LETTER_BYTES, np.int64)
+        for name in ("reason", "key", "value"):
+            sizes += pc.fill_null(pc.binary_length(letters.column(name)), 0).to_numpy().astype(np.int64)
+        admitted = np.empty(letters.num_rows, np.uint8)
+        kept_bytes = admit_sizes(sizes, self.kept_bytes, limit_bytes, admitted)
+        kept = letters.filter(pa.array(admitted.astype(np.bool_)))
+        if kept.num_rows:
+            self._store.put_batch(_rows(kept), stream_time=0)
+        self.kept_bytes = kept_bytes
+        return int(letters.num_rows - kept.num_rows)
+
+    def read(self) -> pa.Table:
+        """Return all letters, in the order of partition and offset."""
+        pieces: list[pa.Table] = []
+        with self._store.open_scan(0) as scan:
+            for batch in scan:
+                partition = [int.from_bytes(key, "big") for key in batch.column("key").to_pylist()]
+                columns = {
+                    "offset": batch.column("seq"),
+                    "partition": pa.array(partition, pa.int32()),
+                    "reason": batch.column("reason"),
+                    "key": batch.column("record_key"),
+                    "value": batch.column("value"),
+                }
+                pieces.append(pa.table(columns).cast(DEAD_LETTER_SCHEMA))
+        found = pa.concat_tables(pieces) if pieces else DEAD_LETTER_SCHEMA.empty_table()
+        return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+def _rows(letters: pa.RecordBatch) -> pa.RecordBatch:
+    partitions = [number.to_bytes(4, "big") for number in letters.column("partition").to_pylist()]
+    return pa.record_batch(
+        {
+            "key": pa.array(partitions, pa.binary()),
+            "ts": pa.array(np.zeros(letters.num_rows, np.int64)),
+            "seq": letters.column("offset"),
+            "deleted": pa.array(np.zeros(letters.num_rows, np.bool_)),
+            "reason": letters.column("reason"),
+            "value": letters.column("value"),
+            "record_key": letters.column("key"),
+        }
+    )

@@ -197,7 +197,7 @@ def _cell(state: PartitionState, ts: int, row: Row | None) -> Cell | None:
 
 def _letters(source: TableSource, wanted: bytes) -> dict[tuple[int, int], tuple[str, bytes | None]]:
     """Return the dead letters with this key: partition and offset → reason, and the value as read."""
-    letters = source.dead_letters()
+    letters = source.letters.read()
     mine = letters.filter(pc.equal(letters.column("key"), pa.scalar(wanted, pa.binary())))
     return {(row["partition"], row["offset"]): (row["reason"], row["value"]) for row in mine.to_pylist()}
 

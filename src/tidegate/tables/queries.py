@@ -119,13 +119,15 @@ class StoredRows:
         return (rows for batch in found for rows in self._started([batch], last) if rows.num_rows)
 
     def late(self) -> pa.Table:
+        if self.kind == "key":
+            raise UnsupportedError(f"table {self.form.name} has plain keys: no record is ever late for it")
         raise UnsupportedError(
             f"table {self.form.name} keeps no late records: records of windows that have expired are counted in "
             f"`counts.expired`, and lie in topic {self.source.rules.shape.topic}"
         )
 
     def dead_letters(self) -> pa.Table:
-        return self.source.dead_letters()
+        return self.source.letters.read()
 
     def _started(self, batches: list[pa.RecordBatch], last: int) -> list[pa.RecordBatch]:
         """Of sessions, return those that start at `last` or before."""

@@ -65,10 +65,10 @@ from tidegate.storage import (
     WorkerStorageRuntime,
 )
 from tidegate.tables.commits import KEPT, Commit, load_commits
-from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.dead_letters import LettersState
 from tidegate.tables.options import TableRules, TableShape
 from tidegate.windows.stores.key_value_store import KeyValueStore
-from tidegate.windows.stores.segmented_store import RowsState, StoreState
+from tidegate.windows.stores.segmented_store import StoreState
 from tidegate.windows.stores.segments import NOTHING_OBSERVED, Expiry, Int64s
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.window_store import WindowStore
@@ -194,6 +194,10 @@ class Counts(msgspec.Struct):
     letters_not_kept: int = 0  # dead letters beyond the bytes that are kept of them
     fenced: int = 0  # left out because another leader had the partition by then
     faulty: int = 0  # left out by validation, because they are not what their producer sent
+
+    def add(self, other: Counts) -> None:
+        for outcome, number in msgspec.structs.asdict(other).items():
+            setattr(self, outcome, getattr(self, outcome) + number)
 
 
 class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -325,35 +329,6 @@ class PartitionState(StoreState):
 READERS: Final = 32  # concurrent loads: they mostly wait for files, and merging is bounded separately
 At = TypeVar("At")
 Source = TypeVar("Source")
-LETTERS = StoreSpec(
-    name="dead-letters",
-    merge=Merge.LAST,
-    payload=pa.schema(
-        [
-            pa.field("reason", pa.string()),
-            pa.field("value", pa.binary()),
-            pa.field("record_key", pa.binary()),
-        ]
-    ),
-    bucket_ms=1 << 40,
-)
-"""Dead letters in storage: key = partition as 4 bytes, ts = 0, seq = offset."""
-
-
-class LettersState(RowsState):
-    """The dead letters of a table, and in every checkpoint how many bytes of them are kept."""
-
-    def __init__(self, context: RuntimeContext) -> None:
-        super().__init__(LETTERS)
-        self.kept_bytes = 0
-        self.store = KeyValueStore(context, self)
-
-    def encode_progress(self) -> bytes:
-        return self.kept_bytes.to_bytes(8, "big")
-
-    def restore_progress(self, data: bytes) -> None:
-        self.kept_bytes = int.from_bytes(data, "big")
-        self.restored()
 
 
 @dataclass(frozen=True)
@@ -381,23 +356,6 @@ class TableSource:
     def positions(self) -> dict[int, int]:
         """Partition → the offset after the last visible record."""
         return {state.partition: state.next_offset for state in self.partitions}
-
-    def dead_letters(self) -> pa.Table:
-        """Return records that were set aside, with their place and the reason."""
-        pieces: list[pa.Table] = []
-        with self.letters.store.open_scan(0) as scan:
-            for batch in scan:
-                partition = [int.from_bytes(key, "big") for key in batch.column("key").to_pylist()]
-                columns = {
-                    "offset": batch.column("seq"),
-                    "partition": pa.array(partition, pa.int32()),
-                    "reason": batch.column("reason"),
-                    "key": batch.column("record_key"),
-                    "value": batch.column("value"),
-                }
-                pieces.append(pa.table(columns).cast(DEAD_LETTER_SCHEMA))
-        found = pa.concat_tables(pieces) if pieces else DEAD_LETTER_SCHEMA.empty_table()
-        return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
 def attach(runtime: WorkerStorageRuntime, rules: TableRules) -> TableSource:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar, 
 import pyarrow as pa
 
 from tidegate.durations import DurationLike, MomentLike, moment_ms
-from tidegate.errors import CommitGoneError, TidegateWarning, UnsupportedError
+from tidegate.errors import CommitGoneError, InvalidError, TidegateWarning, UnsupportedError
 from tidegate.tables.commits import TRIES
 from tidegate.tables.queries import LATEST, KeyEnds
 from tidegate.tables.rows import RowForm, Rows
@@ -122,7 +122,7 @@ class Table(ABC):
         until = None if end is None else moment_ms(end)
 
         def look(source: RowSource) -> Rows:
-            if (start is None) != (source.kind == "key"):
+            if (start is None) != (source.kind == "key") or (start is None and end is not None):
                 call = "get(key)" if source.kind == "key" else "get(key, start)"
                 raise TypeError(f"table {self.name} has {_KINDS[source.kind]}: {call}")
             return Rows.of(source.find([_key(source, key)], max(0, at), at), source.form)
@@ -146,6 +146,8 @@ class Table(ABC):
         **asking: Unpack[Asking],
     ) -> Rows:
         """Return the same as `fetch` for many keys, in one lookup."""
+        if isinstance(keys, str | bytes):
+            raise TypeError(f"fetch_many takes a list of keys, not one: fetch({keys!r})")
         first, last = _bounds(start_from, start_to)
         return self._rows(
             lambda source: source.find([_key(source, key) for key in keys], first, last) if keys else [],
@@ -210,6 +212,8 @@ class Table(ABC):
         The commit is the newest when the first batch is taken, and is held until the iterator ends or is closed. If
         it is collected before the end, `CommitGoneError` is raised.
         """
+        if batch_rows < 1:
+            raise InvalidError(f"a scan in batches of {batch_rows} rows; ask for at least one")
         bounds = _bounds(start_from, start_to)
         for attempt in range(TRIES):
             is_begun = False

@@ -34,8 +34,8 @@ from tidegate.tables.commits import (
 )
 from tidegate.tables.options import Consumed, TableRules, TableShape
 from tidegate.tables.queries import StoredRows
-from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String
-from tidegate.tables.serdes.json import Json
+from tidegate.tables.serdes.base import Serde
+from tidegate.tables.serdes.json import stored_serde
 from tidegate.tables.snapshot import Counts, StoredCommit, StoredCommits, StoredSnapshot, TableSource
 from tidegate.tables.table import DEFAULT_TIMEOUT, Positions, Table
 
@@ -72,6 +72,10 @@ class TableAt(Table):
     @property
     def name(self) -> str:
         return self.rules.shape.name
+
+    @property
+    def is_open(self) -> bool:
+        return self._follower.current is not None
 
     @property
     def rules(self) -> TableRules:
@@ -189,8 +193,7 @@ class TopicTable(Table):
         def summed(rows: Any) -> Counts:
             total = Counts()
             for state in rows.source.partitions:
-                for name in total.__struct_fields__:
-                    setattr(total, name, getattr(total, name) + getattr(state.counts, name))
+                total.add(state.counts)
             return total
 
         return self._read(summed, timeout=0)
@@ -257,7 +260,7 @@ class TopicTable(Table):
         only = (self.rules.shape, known[number])
         commits = StoredCommits(self._backend, self.name, self._same_rules, clock=self._clock, only=only)
         past = TableAt(CommitFollower(commits, self._clock))
-        self._past.append(past)
+        self._past = [*(each for each in self._past if each.is_open), past]
         return past
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
@@ -399,9 +402,6 @@ def _require(at_least: Positions, position: Mapping[int, int], remedy: str) -> N
 
 # --- stored
 
-_ALL: tuple[Any, ...] = (Bytes(), String(), Int(), Long(), Double(), Json())
-SERDES: dict[str, Serde[Any]] = {serde.name: serde for serde in _ALL}
-
 
 def open_committed(
     backend: StorageBackend,
@@ -446,10 +446,5 @@ def stored_rules(
     shape: TableShape, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None
 ) -> TableRules:
     """Return the rules for reading a table of which only the commit list is known."""
-    key, value = key or serde_named(shape.key_serde), value or serde_named(shape.value_serde)
+    key, value = key or stored_serde(shape.key_serde), value or stored_serde(shape.value_serde)
     return TableRules(shape, key, value, Consumed(), "fail")
-
-
-def serde_named(written: str) -> Serde[Any]:
-    """Return the serde that a table was made with, if its name is enough to build it; bytes otherwise."""
-    return {repr(serde): serde for serde in SERDES.values()}.get(written, SERDES["bytes"])

@@ -36,7 +36,7 @@ from tidegate.tables.hybrid.replica import Following
 from tidegate.tables.hybrid.status import ReplicaStatus, Served, replica_table, served_version
 from tidegate.tables.ingest.materializer import Cadence, Claim, Materialiser
 from tidegate.tables.options import Consumed, Materialized, table_rules
-from tidegate.tables.topic_table import serde_named
+from tidegate.tables.serdes.json import stored_serde
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend
@@ -225,8 +225,8 @@ def _serdes(served: Served, consumed: Consumed | None) -> Consumed:
         return given
     return replace(
         given,
-        key=given.key or serde_named(served.version.key_serde),
-        value=given.value or serde_named(served.version.value_serde),
+        key=given.key or stored_serde(served.version.key_serde),
+        value=given.value or stored_serde(served.version.value_serde),
     )
 
 

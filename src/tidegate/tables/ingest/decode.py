@@ -10,7 +10,7 @@ with the observed time up to and with itself, carried from batch to batch.
     null value                  a deletion of exactly this window
 
 Observed time is the largest window start (session end) of all records with a good key and value, deletions
-included. Thread rule: pure functions, but for the dead letters handed in.
+included. Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.dropped_records import warn_dropped
-from tidegate.errors import WindowedKeyFormatError
+from tidegate.errors import CorruptError, WindowedKeyFormatError
 from tidegate.integrity.validator import OnError
-from tidegate.tables.dead_letters import DeadLetters
+from tidegate.tables.dead_letters import letters_of
 from tidegate.tables.options import TableRules, TableShape
 from tidegate.tables.serdes.base import Bytes
 from tidegate.tables.snapshot import PAYLOAD, Counts, PartitionState
@@ -57,19 +57,6 @@ ROWS = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Letters:
-    """Where bad keys and bad values are set aside; their policies differ."""
-
-    keys: DeadLetters
-    values: DeadLetters
-
-    @classmethod
-    def of(cls, rules: TableRules) -> Letters:
-        topic = rules.shape.topic
-        return cls(DeadLetters(topic, rules.on_key_error), DeadLetters(topic, rules.consumed.on_value_error))
-
-
 class Seen(NamedTuple):
     """Window and offset of every readable record, and which of them arrived after the window had expired."""
 
@@ -89,6 +76,8 @@ class Taken:
     counts: Counts
     dropped: dict[str, Int64s]
     """What became of records that are in no row → their offsets; by the names of `Counts`."""
+    letters: list[pa.RecordBatch]
+    """Records to be kept as dead letters: bad keys, then bad values."""
 
     @property
     def observed_ms(self) -> int:
@@ -106,11 +95,9 @@ class _Keys:
     good: Flags
 
 
-def take_records(
-    rules: TableRules, batch: pa.RecordBatch, observed_ms: int, newest_ms: int, letters: Letters
-) -> Taken:
+def take_records(rules: TableRules, batch: pa.RecordBatch, observed_ms: int, newest_ms: int) -> Taken:
     """Decode one partition's next records into rows."""
-    counts, dropped = Counts(), dict[str, Int64s]()
+    counts, dropped, letters = Counts(), dict[str, Int64s](), list[pa.RecordBatch]()
     raw_keys, values = batch.column("key"), batch.column("value")
     offsets: Int64s = batch.column("offset").to_numpy()
     keys = _keys(rules, batch, raw_keys, offsets, letters, counts, dropped)
@@ -135,7 +122,7 @@ def take_records(
     stream_time: int | Int64s = observed_ms
     if rules.shape.is_windowed and rows.num_rows:
         stream_time = rules.shape.expiry.own_time(rows.column("ts").to_numpy(), observed_ms)
-    return Taken(rows, stream_time, newest_ms, counts, dropped)
+    return Taken(rows, stream_time, newest_ms, counts, dropped, letters)
 
 
 def count_put(shape: TableShape, taken: Taken, result: PutResult) -> tuple[pa.RecordBatch, Seen]:
@@ -173,7 +160,7 @@ def _keys(
     batch: pa.RecordBatch,
     raw_keys: pa.Array,
     offsets: Int64s,
-    letters: Letters,
+    letters: list[pa.RecordBatch],
     counts: Counts,
     dropped: dict[str, Int64s],
 ) -> _Keys:
@@ -189,7 +176,7 @@ def _keys(
         size_ms = shape.size_ms if shape.kind == "window" else None
         decoded = decode_keys(raw_keys, rules.key_format, size_ms=size_ms, checks=rules.checks)
         bad = np.flatnonzero(decoded.bad) if decoded.bad_rows else np.empty(0, np.int64)
-        if len(bad) and letters.keys.policy is OnError.FAIL:
+        if len(bad) and rules.on_key_error == OnError.FAIL:
             partition = batch.column("partition")[0].as_py()
             decoded.require_good(offsets=offsets, topic=shape.topic, partition=partition)
         reasons = [decoded.reason(int(row)) for row in bad]
@@ -203,7 +190,7 @@ def _keys(
             keys = _Keys(decoded.inner, decoded.start, np.zeros(rows, np.int64), good)
     unreadable, why = _unreadable_keys(rules, keys)
     if len(unreadable):
-        if letters.keys.policy is OnError.FAIL:
+        if rules.on_key_error == OnError.FAIL:
             raise WindowedKeyFormatError(
                 f"topic {shape.topic} partition {batch.column('partition')[0].as_py()} offset "
                 f"{int(offsets[unreadable[0]])}: the key cannot be read as {rules.key!r}: {why[0]}. Give the serde "
@@ -214,7 +201,8 @@ def _keys(
         bad, reasons = np.concatenate([bad, unreadable]), [*reasons, *why]
     if len(bad):
         counts.bad_keys, dropped["bad_keys"] = len(bad), offsets[np.sort(bad)]
-        _set_aside(letters.keys, bad, reasons, batch, offsets)
+        if rules.on_key_error == OnError.KEEP:
+            letters.append(letters_of(batch, bad, reasons))
     return keys
 
 
@@ -230,7 +218,7 @@ def _without_bad_values(
     batch: pa.RecordBatch,
     keys: _Keys,
     offsets: Int64s,
-    letters: Letters,
+    letters: list[pa.RecordBatch],
     counts: Counts,
     dropped: dict[str, Int64s],
 ) -> Flags:
@@ -241,30 +229,26 @@ def _without_bad_values(
         return keys.good
     mine = keys.good[decoded.bad_rows]
     bad = decoded.bad_rows[mine]
-    _set_aside(
-        letters.values,
-        bad,
-        [reason for reason, is_mine in zip(decoded.reasons, mine, strict=True) if is_mine],
-        batch,
-        offsets,
-    )
+    if not len(bad):
+        return keys.good
+    reasons = [reason for reason, is_mine in zip(decoded.reasons, mine, strict=True) if is_mine]
+    policy = rules.consumed.on_value_error
+    if policy == OnError.FAIL:
+        offset, partition = int(offsets[bad[0]]), batch.column("partition")[0].as_py()
+        more = f" (and {len(bad) - 1} more in this batch)" if len(bad) > 1 else ""
+        raise CorruptError(
+            f"topic {rules.shape.topic} partition {partition} offset {offset} cannot be read: {reasons[0]}{more}. Mend "
+            "the producer, declare the value as it is, or set such records aside with "
+            "Consumed(…, on_value_error='keep')",
+            offset=offset,
+            kafka_name=None,
+        )
+    if policy == OnError.KEEP:
+        letters.append(letters_of(batch, bad, reasons))
     counts.bad_values, dropped["bad_values"] = len(bad), offsets[bad]
     keep = keys.good.copy()
     keep[bad] = False
     return keep
-
-
-def _set_aside(
-    letters: DeadLetters, bad: Int64s, reasons: list[str], batch: pa.RecordBatch, offsets: Int64s
-) -> None:
-    letters.add(
-        bad,
-        reasons,
-        offsets=offsets,
-        partitions=batch.column("partition").to_numpy(),
-        keys=batch.column("key"),
-        values=batch.column("value"),
-    )
 
 
 def _times(column: pa.Array) -> Int64s:

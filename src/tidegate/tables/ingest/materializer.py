@@ -1,9 +1,5 @@
 """The builder of a table: claim the lease, restore the last commit, read the topic, commit.
 
-Dead letters are stored with the table, up to a limit of bytes; further ones are only counted. A letter's size is
-estimated from its own bytes, in the order of the topic, so which ones are kept does not depend on how the topic was
-cut. A letter that is not kept still counts in `bad_keys` or `bad_values`, and in `letters_not_kept`.
-
 Materialiser: topic → consumer → bounded buffer → drainer → rows, and commits of all of it.
 
     consumer  reads ahead, validates with the consumer's validator, fills the buffer
@@ -21,7 +17,6 @@ refused before the lease is taken, and a claim that fails releases the lease.
 
 Thread rules:
 
-- letter box: the draining thread's.
 - materialiser: `consume_once` on one thread, `drain_once` and `commit` on one thread, which may be the same; `run`
   starts one for each. Waiting for positions is safe from any.
 - claim: one thread at a time.
@@ -34,25 +29,24 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.clock import Clock
 from tidegate.errors import FencedError, InvalidError, OverloadError, UnavailableError
-from tidegate.integrity.validator import Judged, OnError, reasons_of
-from tidegate.kernels.windows import admit_sizes
+from tidegate.integrity.validator import Judged, reasons_of
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.changes import ChangeHub
 from tidegate.tables.commits import KEPT, Commit, Commits, Held, Lease, lease_name, next_epoch
-from tidegate.tables.dead_letters import DeadLetters
+from tidegate.tables.dead_letters import letters_of
 from tidegate.tables.ingest.consumer import DEFAULT_LIMIT_BYTES, BoundedBuffer, Piece, TopicTail, TopicWatch
-from tidegate.tables.ingest.decode import Int64s, Letters, Taken, count_put, take_records, warn_about
+from tidegate.tables.ingest.decode import Int64s, Taken, count_put, take_records, warn_about
 from tidegate.tables.ingest.validation import OrderWatch, Validation
 from tidegate.tables.options import TableRules
 from tidegate.tables.snapshot import (
@@ -67,51 +61,6 @@ from tidegate.windows.stores.segmented_store import PreparedPut
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend
-
-
-# --- letter box
-
-LETTER_BYTES: Final = 64  # of a letter, besides reason, key and value
-
-
-class LetterBox:
-    """Stores the dead letters of one table."""
-
-    def __init__(self, source: TableSource) -> None:
-        self._source = source
-        self._limit_bytes = source.rules.consumed.dead_letter_bytes
-
-    def put(self, letters: DeadLetters) -> int:
-        """Store all that are waiting; return how many of them were not kept."""
-        if not len(letters):
-            return 0
-        table, state = letters.take(), self._source.letters
-        sizes = np.full(table.num_rows, LETTER_BYTES, np.int64)
-        for name in ("reason", "key", "value"):
-            sizes += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy().astype(np.int64)
-        admitted = np.empty(table.num_rows, np.uint8)
-        kept_bytes = admit_sizes(sizes, state.kept_bytes, self._limit_bytes, admitted)
-        kept = table.filter(pa.array(admitted.astype(np.bool_)))
-        if kept.num_rows:
-            state.store.put_batch(_rows(kept), stream_time=0)
-        state.kept_bytes = kept_bytes
-        return int(table.num_rows - kept.num_rows)
-
-
-def _rows(letters: pa.Table) -> pa.RecordBatch:
-    rows = letters.num_rows
-    partitions = [number.to_bytes(4, "big") for number in letters.column("partition").to_pylist()]
-    return pa.record_batch(
-        {
-            "key": pa.array(partitions, pa.binary()),
-            "ts": pa.array(np.zeros(rows, np.int64)),
-            "seq": letters.column("offset").combine_chunks(),
-            "deleted": pa.array(np.zeros(rows, np.bool_)),
-            "reason": letters.column("reason").combine_chunks(),
-            "value": letters.column("value").combine_chunks(),
-            "record_key": letters.column("key").combine_chunks(),
-        }
-    )
 
 
 # --- materialiser
@@ -158,9 +107,6 @@ class Materialiser:
         self._lease = lease
         self._clock = clock
         self._cadence = cadence
-        self._letters = Letters.of(source.rules)
-        self._faulty = DeadLetters(source.rules.shape.topic, OnError.KEEP)
-        self._box = LetterBox(source)
         self._order = OrderWatch(source.rules.shape, clock)
         self._states = {state.partition: state for state in source.partitions}
         now_ms = clock.now_ms()
@@ -381,7 +327,7 @@ class Materialiser:
     def _store(self, state: PartitionState, records: pa.RecordBatch) -> None:
         if records.num_rows == 0:
             return
-        taken = take_records(self.source.rules, records, state.observed_ms, state.newest_ms, self._letters)
+        taken = take_records(self.source.rules, records, state.observed_ms, state.newest_ms)
         prepared = self._prepare(state, taken)
         try:
             rows, seen = count_put(state.shape, taken, prepared.result)
@@ -394,9 +340,7 @@ class Materialiser:
             state.observed_ms, state.newest_ms = taken.observed_ms, taken.newest_ms
             prepared.commit()
         state.cells.note(*seen, state.readable_from)
-        taken.counts.letters_not_kept = self._box.put(self._letters.keys) + self._box.put(
-            self._letters.values
-        )
+        taken.counts.letters_not_kept = sum(map(self._keep_letters, taken.letters))
         self._count(state, taken.counts, taken.dropped)
         self.changes.publish(changed)
 
@@ -420,24 +364,23 @@ class Materialiser:
         faulty = len(aside) + int(np.count_nonzero(judged.dropped))
         if not faulty:
             return
-        self._faulty.add(
-            aside,
-            reasons_of(aside, judged, records),
-            offsets=records.column("offset").to_numpy(),
-            partitions=np.full(records.num_rows, state.partition, np.int32),
-            keys=records.column("key"),
-            values=records.column("value"),
-        )
+        kept = Counts(faulty=faulty)
+        if len(aside):
+            kept.letters_not_kept = self._keep_letters(
+                letters_of(records, aside, reasons_of(aside, judged, records))
+            )
         offsets = records.column("offset").to_numpy()[judged.aside | judged.dropped]
-        kept = Counts(faulty=faulty, letters_not_kept=self._box.put(self._faulty))
         self._count(state, kept, {"faulty": offsets})
+
+    def _keep_letters(self, letters: pa.RecordBatch) -> int:
+        source = self.source
+        return source.letters.put(letters, source.rules.consumed.dead_letter_bytes)
 
     def _count(self, state: PartitionState, counts: Counts, dropped: Mapping[str, Int64s]) -> None:
         warn_about(self.source.rules, state, dropped)
-        for outcome in counts.__struct_fields__:
-            number = getattr(counts, outcome)
+        state.counts.add(counts)
+        for outcome, number in msgspec.structs.asdict(counts).items():
             if number:
-                setattr(state.counts, outcome, getattr(state.counts, outcome) + number)
                 self._records.add(number, table=self.source.rules.shape.name, outcome=outcome)
 
     def _put(self, piece: Piece) -> None:

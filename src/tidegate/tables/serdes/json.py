@@ -449,14 +449,14 @@ def _one_row(value: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
 # --- named
 
 _ALL: tuple[Any, ...] = (Bytes(), String(), Int(), Long(), Double(), Json())
-_PLAIN: dict[str, Serde[Any]] = {serde.name: serde for serde in _ALL}
-SERDE_NAMES = tuple(_PLAIN)
+PLAIN_SERDES: dict[str, Serde[Any]] = {serde.name: serde for serde in _ALL}
+SERDE_NAMES = tuple(PLAIN_SERDES)
 
 
 def serde_from(written: str) -> Serde[Any] | None:
     """Return the serde that the text names; None if it names none."""
     text = written.strip()
-    found = _PLAIN.get(text.lower())
+    found = PLAIN_SERDES.get(text.lower())
     if found is not None:
         return found
     try:
@@ -466,7 +466,7 @@ def serde_from(written: str) -> Serde[Any] | None:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         return None
     if not call.keywords:
-        return _PLAIN.get(call.func.id.lower())
+        return PLAIN_SERDES.get(call.func.id.lower())
     if call.func.id.lower() != "json":
         return None
     fields: dict[str, str] = {}
@@ -479,6 +479,11 @@ def serde_from(written: str) -> Serde[Any] | None:
             return None
         fields[keyword.arg] = keyword.value.value
     return Json(**fields)
+
+
+def stored_serde(written: str) -> Serde[Any]:
+    """Return the serde that a stored table was made with; bytes if its name does not say which."""
+    return serde_from(written) or PLAIN_SERDES["bytes"]
 
 
 def require_serde(written: str, what: str) -> Serde[Any]:

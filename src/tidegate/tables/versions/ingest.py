@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import ConflictError, CorruptError, IntegrityError, TidegateError
+from tidegate.errors import ConflictError, CorruptError, IntegrityError
 from tidegate.integrity import Replica, ValidationRules
 from tidegate.integrity.columns import control_payload, read_columns
 from tidegate.integrity.header import ControlType
@@ -47,7 +47,7 @@ from tidegate.scheduling import NoScheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.commits import DEFAULT_TTL_MS, Commits, Lease, lease_name, next_epoch
 from tidegate.tables.ingest.consumer import TopicWatch
-from tidegate.tables.ingest.decode import Letters, count_put, take_records, warn_about
+from tidegate.tables.ingest.decode import count_put, take_records, warn_about
 from tidegate.tables.ingest.materializer import kept_checkpoints
 from tidegate.tables.options import Consumed, TableRules
 from tidegate.tables.serdes.base import Bytes
@@ -170,7 +170,6 @@ class _Ingest:
         self._commits, self._lease = commits, lease
         (self._state,) = source.partitions
         self.partition = self._state.partition
-        self._letters = Letters.of(source.rules)
         self._cadence = CheckpointCadence(pushing_bytes=settings.commit_bytes, settled_bytes=-1)
         self._metrics = metrics
         self._rules = push_rules(log, version.topic, self.partition)
@@ -296,16 +295,11 @@ class _Ingest:
         self._waiting, self._waiting_bytes = [], 0
         state = self._state
         for records in table.to_batches():
-            taken = take_records(
-                self._source.rules, records, state.observed_ms, state.newest_ms, self._letters
-            )
+            taken = take_records(self._source.rules, records, state.observed_ms, state.newest_ms)
             count_put(state.shape, taken, state.store.put_batch(taken.rows, stream_time=taken.stream_time))
             state.newest_ms = taken.newest_ms
             warn_about(self._source.rules, state, taken.dropped)
-            for outcome in taken.counts.__struct_fields__:
-                setattr(
-                    state.counts, outcome, getattr(state.counts, outcome) + getattr(taken.counts, outcome)
-                )
+            state.counts.add(taken.counts)
 
     def _commit_if_due(self, judged: Judged, size: int) -> None:
         now_ms, phase = self._clock.now_ms(), self._replica.drainer.state.phase
@@ -361,18 +355,3 @@ def _cut_behind_words(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         start = row + 1
     if start < records.num_rows:
         yield records.slice(start)
-
-
-def ingest_here(
-    log: Any, backend: StorageBackend, version: TableVersion, partitions: list[int], **settings: Any
-) -> list[Ingested]:
-    """Ingest several partitions one after the other in this thread; an error of the machine fails only its
-    partition."""
-    found = []
-    for partition in partitions:
-        try:
-            found.append(ingest_partition(log, backend, version, partition, **settings))
-        except TidegateError as error:
-            fault = Fault(partition, type(error).__name__, str(error))
-            found.append(Ingested(PartitionResult(partition), fault))
-    return found

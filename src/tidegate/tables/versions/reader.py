@@ -30,11 +30,12 @@ from tidegate.durations import DurationLike, MomentLike
 from tidegate.errors import InvalidError, UnavailableError, UnsupportedError
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.commits import TRIES, Commit, CommitFollower, load_commits
+from tidegate.tables.dead_letters import LettersState
 from tidegate.tables.options import Consumed, TableRules
 from tidegate.tables.queries import StoredRows
-from tidegate.tables.serdes.base import Bytes, Serde
-from tidegate.tables.serdes.json import serde_from
-from tidegate.tables.snapshot import LettersState, PartitionState, Snapshot, TableSource, task_of
+from tidegate.tables.serdes.base import Serde
+from tidegate.tables.serdes.json import stored_serde
+from tidegate.tables.snapshot import PartitionState, Snapshot, TableSource, task_of
 from tidegate.tables.table import Positions, Table
 from tidegate.tables.versions.catalog import State, TableVersion, VersionList, Versions
 
@@ -93,8 +94,7 @@ def version_rules(
 ) -> TableRules:
     """Return the rules of a version, with the serdes of its push, unless others are given."""
     shape = replace(version.shape(0), name=version.name, partitions=tuple(range(version.partitions)))
-    key = key or serde_from(version.key_serde) or Bytes()
-    value = value or serde_from(version.value_serde) or Bytes()
+    key, value = key or stored_serde(version.key_serde), value or stored_serde(version.value_serde)
     return TableRules(shape, key, value, Consumed(), "fail")
 
 
@@ -290,7 +290,7 @@ class VersionedTable(Table):
         self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> Iterator[StoredRows]:
         if at_least:
-            raise InvalidError(
+            raise UnsupportedError(
                 f"table {self.name} is pushed in versions, whose topics differ; at_least is for tables that follow one"
             )
         with self._follower.pinned(refresh=is_retry) as shown:

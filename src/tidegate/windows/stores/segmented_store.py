@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -449,7 +450,7 @@ class SegmentedStore:
         """
         reader, task, state = self._context.reader(), self._context.task, self.state
         if first > last or not len(keys) or not self.index.buckets(first, last):
-            return Fetched(np.empty(0, np.int64), self._no_rows())
+            return Fetched(np.empty(0, np.int64), self._no_rows)
         bounds = Time(first, last)
         if hashes is not None:
             return Fetched(*reader.join(task, state, keys, hashes, bounds))
@@ -457,7 +458,7 @@ class SegmentedStore:
         with reader.load(reader.plan(task, state, [RangeRequest(wanted, bounds)])) as loaded:
             if len(keys) == 1:
                 view = loaded.view()
-                rows = view.to_batch().select(self._names) if len(view) else self._no_rows()
+                rows = view.to_batch().select(self._names) if len(view) else self._no_rows
                 return Fetched(np.zeros(rows.num_rows, np.int64), rows)
             table = loaded.to_table(["key", *self._names])
             columns = [column.combine_chunks() for column in table.columns]
@@ -491,6 +492,7 @@ class SegmentedStore:
     def _names(self) -> list[str]:
         return ["ts", "seq", *self.index.spec.payload.names]
 
+    @cached_property
     def _no_rows(self) -> pa.RecordBatch:
         types = [pa.int64(), pa.int64(), *(each.type for each in self.index.spec.payload)]
         return pa.RecordBatch.from_arrays([pa.array([], each) for each in types], names=self._names)
