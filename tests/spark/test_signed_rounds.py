@@ -41,6 +41,11 @@ for address in ("environment/", f"api/v1/applications/{context.applicationId}/en
     assert key not in page
 assert "spark.executorEnv.TIDEGATE_STATE_KEY" in page
 assert any("TIDEGATE_STATE_KEY_FILE instead" in str(each) for each in check_session(spark))
+with every_kind(folder, only=("tumbling", "shops")) as app, app.open_table("shops") as table:
+    rows = table.to_arrow().num_rows
+    assert rows and table.to_spark(spark).count() == rows
+named = spark.read.format("tidegate.table").options(state=str(folder / "state"), table="shops").load()
+assert named.count() == rows
 print("done")
 """
 
@@ -98,7 +103,7 @@ def test_rounds_on_spark_are_signed_and_the_page_does_not_show_the_key(
         env={**os.environ, "TIDEGATE_STATE_KEY": KEY},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert done.stdout.endswith("done\n"), done.stderr[-3000:]

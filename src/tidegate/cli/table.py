@@ -169,8 +169,6 @@ def _numbers(written: str | None) -> list[int] | None:
 
 # -- tidegate table fetch, scan, info, explain -----------------------------------------------------
 
-_NUMBERS = ("int", "long")
-
 
 def _reading_options(command: AnyFunction) -> AnyFunction:
     """What every verb that opens a table takes."""
@@ -219,6 +217,8 @@ def fetch(
     name: str, key: str, first: str, last: str | None, backward: bool, format: str, **options: Any
 ) -> None:
     """Print the windows of one KEY; times are epoch milliseconds or like 2026-01-01T10:00Z."""
+    from tidegate.tables.serdes.base import key_of_text
+
     bounds = (_moment(first), 2**63 - 1 if last is None else _moment(last))
     with _opened(name, **options) as table:
         serde, number = (
@@ -226,7 +226,7 @@ def fetch(
             if _is_of_app(table)
             else (table.rules.key, table.commit.number)
         )
-        rows = table.fetch(_parsed(serde, key), *bounds, backward=backward)
+        rows = table.fetch(key_of_text(serde, key), *bounds, backward=backward)
         print_rows(rows.to_arrow().to_pylist(), format=format, columns=rows.to_arrow().column_names)
         say(f"{counted(len(rows), 'window')} of {key} at commit {number}")
 
@@ -336,12 +336,15 @@ def explain(name: str, key: str, start: str | None, end: str | None, log_url: st
     """Say which records made a window's value: START for a time window, START and END for a session."""
     from tidegate.cli.options import opened
     from tidegate.tables.explain import explain as explained
+    from tidegate.tables.serdes.base import key_of_text
 
     with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:
         if _is_of_app(table):
             if start is None or end is not None:
                 raise InvalidError(f"table {name} is kept by an app: give START, and no END")
-            for told in _explain_app_table(table, log, _parsed(table.flow.key_serde, key), _moment(start)):
+            for told in _explain_app_table(
+                table, log, key_of_text(table.flow.key_serde, key), _moment(start)
+            ):
                 click.echo(printable(told))
             return
         kind = table.rules.shape.kind
@@ -353,7 +356,7 @@ def explain(name: str, key: str, start: str | None, end: str | None, log_url: st
             raise InvalidError(f"table {name} is of kind {kind}: give {wanted}")
         first, last = _moment(start or "0"), _moment(end or "0")
         ts, seq = (last, first) if kind == "session" else (first, 0)
-        raw = table.rules.key.encode(_parsed(table.rules.key, key))
+        raw = table.rules.key.encode(key_of_text(table.rules.key, key))
         for line in explained(table.source, log, raw or b"", ts, seq).lines():
             echo(line)
 
@@ -494,19 +497,6 @@ def _moment(written: str) -> int:
     from tidegate.durations import moment_ms
 
     return moment_ms(int(written) if written.lstrip("+-").isdecimal() else written)
-
-
-def _parsed(serde: Any, written: str) -> Any:
-    """A key as typed on the command line, as its serde takes it."""
-    name = serde.name
-    try:
-        if name in _NUMBERS:
-            return int(written)
-        if name == "double":
-            return float(written)
-    except ValueError:
-        raise InvalidError(f"{written!r} is no key of this table: its serde is {name}") from None
-    return written.encode() if name == "bytes" else written
 
 
 for _verb in VERBS:

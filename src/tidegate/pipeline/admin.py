@@ -162,6 +162,8 @@ class CommitInfo:
     stream_times: Mapping[str, int] = field(default_factory=dict)  # TOPIC-PARTITION → event time reached
     memory_bytes: int = 0
     backlog_bytes: int = 0
+    flows: frozenset[str] = frozenset()
+    """The flows that have state in this commit."""
 
 
 def list_apps(backend: StorageBackend) -> list[str]:
@@ -248,6 +250,7 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
             _stream_times(known.get(commit.definition, ()), commit),
             sum(line.memory_bytes for line in commit.tasks),
             sum(line.backlog_bytes for line in commit.tasks),
+            frozenset(line.flow for line in commit.tasks),
         )
         for commit in found
         if commit is not None

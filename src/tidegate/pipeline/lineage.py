@@ -2,19 +2,22 @@
 
 The source topic is read again, from the window's start (and earlier by the deduplication horizon), up to a number of
 records. Where event time is a column of the values, the log has no index of it: then the whole topic is read, up to
-that number. Records that were set aside come from the app's late table and dead letters, so these outcomes are the
-app's own; duplicates are found by the same columns and the same horizon.
+that number. The flow's own steps are applied to the records of the key. Records that were set aside come from the
+app's late table and dead letters, so these outcomes are the app's own.
 
 | outcome | the record |
 |---|---|
 | counted | is part of the value |
 | duplicate | has the id of an earlier one; `reason` names it |
 | repeated | is stored twice: the same producer's same number |
+| left out | was dropped by a step in front of the windows; `reason` names the step |
 | late, future | was set aside for its time |
 | dead letter | could not be read or was proven corrupt, and was set aside with the reason |
 | waiting | is in the topic, and not in this commit yet |
 
-Only for flows whose state is kept by the source's own key: a re-keyed window has records of every partition.
+A lookup, and a function that only the app's program has, are not applied, nor is what follows them, except
+`drop_duplicates` by columns of the source; a note says so. Only for flows whose state is kept by the source's own key
+(a re-keyed window has records of every partition), and not for windows over the changes of another table.
 
 Thread rule: pure functions, except for reading the log.
 """
@@ -25,7 +28,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,9 +37,11 @@ from tidegate.errors import InvalidError, OffsetOutOfRangeError
 from tidegate.integrity.columns import read_columns
 from tidegate.kernels.integrity import MANAGED
 from tidegate.pipeline.decoder import RecordDecoder
-from tidegate.pipeline.expressions import value_schema
-from tidegate.pipeline.topology import Dedupe
-from tidegate.windows.events import NO_TIME
+from tidegate.pipeline.messages import BadRecord
+from tidegate.pipeline.topology import Aggregate, Dedupe, Lookup, Validate, needs_program
+from tidegate.pipeline.transforms import Around, Stateless, stage_of, step_name
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding
 
 if TYPE_CHECKING:
     from tidegate.pipeline.table import ResultTable
@@ -91,6 +95,11 @@ def explain_window(
             f"table {flow.name} is kept by another key than its source's, so a window's records lie anywhere in "
             f"{flow.source.topic}; look for them there by value"
         )
+    if flow.source.windows is not None:
+        raise InvalidError(
+            f"table {flow.name} counts the rows of the table that is kept in topic {flow.source.topic}, not records; "
+            "explain the rows of that table"
+        )
     moment = moment_ms(start)
     with table.pinned() as at:
         rows = [(each, each.window) for each in at.fetch(key, moment, moment)]
@@ -115,17 +124,24 @@ class _Reading:
         between: Callable[[], None],
     ) -> None:
         self._table, self._log, self._key, self._between = table, log, key, between
-        source = table.flow.source
-        self._decoder = (
-            None if source.timestamp is None else RecordDecoder(source, value_schema(source.value))
-        )
+        flow = table.flow
+        self._decoder = RecordDecoder(flow.source, flow.schemas[0])
+        self._has_own_time = flow.source.timestamp is not None
+        kind = None if flow.window is None else flow.window.kind
+        is_inclusive = isinstance(kind, Sliding | Session)
         self._start, self._end, self._most = start, end, most
-        self._raw = table.flow.key_serde.encode(key)
+        self._stop = max(end + is_inclusive, start + 1)
+        self._closes_at = end + kind.grace_ms if isinstance(kind, Sliding) else None
+        self._stream_time = NO_TIME
+        self._raw = flow.key_serde.encode(key)
         self._position = table.position
-        rules = [step.rule for step in table.flow.steps if isinstance(step, Dedupe)]
-        self._rule = rules[0] if rules else None
+        self._steps, self._unknown = _applied(table)
+        self._horizon_ms = max(
+            (rule.within_ms for rule in self._steps if isinstance(rule, Deduplicate)), default=0
+        )
+        self._validates = any(isinstance(step, Validate) for step in flow.steps)
         self._aside = _set_aside(table)
-        self._ids: dict[Any, tuple[int, int]] = {}
+        self._ids: dict[tuple[Deduplicate, Any], tuple[int, int]] = {}
         self._stamps: set[tuple[int, int, int, int]] = set()
         self._read = 0
 
@@ -133,6 +149,7 @@ class _Reading:
         contributions: list[Contribution] = []
         is_whole = True
         for number in sorted(self._position):
+            self._stream_time = NO_TIME
             found, reached = self._partition(number)
             contributions += found
             is_whole &= reached
@@ -142,85 +159,143 @@ class _Reading:
         )
 
     def _partition(self, number: int) -> tuple[list[Contribution], bool]:
-        before = 0 if self._rule is None else self._rule.within_ms
         topic = self._table.flow.source.topic
         start: Any = "start"
-        if self._decoder is None:
-            first = self._log.offset_for_time(topic, number, max(0, self._start - before))
+        if not self._has_own_time:
+            first = self._log.offset_for_time(topic, number, max(0, self._start - self._horizon_ms))
             if first is None:
                 return [], True
             start = {number: first}
-        found = []
+        found: list[Contribution] = []
         try:
             with self._log.reader(topic, [number], start=start) as reader:
                 end = reader.end_offsets()[number]
                 for batch in reader:
                     self._between()
                     self._read += batch.num_rows
-                    found += [each for each in self._mine(batch, number) if each is not None]
+                    found += self._mine(batch, number)
                     if self._read >= self._most:
                         return found, reader.positions()[number] >= end
         except OffsetOutOfRangeError:
             return found, False
         return found, True
 
-    def _mine(self, batch: pa.RecordBatch, number: int) -> Iterator[Contribution | None]:
-        """The records of the key; those outside of the window only tell which ids were seen."""
+    def _mine(self, batch: pa.RecordBatch, number: int) -> Iterator[Contribution]:
+        """Yield the key's records in the window; those outside of it only tell which ids were seen."""
+        stream_times = None if self._closes_at is None else self._stream_times(batch)
         rows = np.flatnonzero(
             pc.fill_null(pc.equal(batch.column("key"), pa.scalar(self._raw, pa.binary())), False)
         )
         if not len(rows):
             return
         batch = batch.take(pa.array(rows))
-        times = self._times(batch)
-        offsets = batch.column("offset")
-        stamps = read_columns(batch.column("headers"))
-        for row in range(batch.num_rows):
-            offset, time = int(offsets[row].as_py()), times[row]
-            raw = batch.column("value")[row].as_py()
-            stamp = stamps.rows[row] if stamps.state[row] == MANAGED else None
-            outcome, reason = self._outcome(number, offset, time, raw, stamp)
-            if time is not None and self._start <= time < max(self._end, self._start + 1):
-                yield Contribution(number, offset, time, outcome, raw, reason)
-
-    def _times(self, batch: pa.RecordBatch) -> list[int | None]:
-        """The event time of each record; None where it is unknown."""
-        if self._decoder is None:
-            times: list[int | None] = batch.column("timestamp").cast(pa.int64()).to_pylist()
-            return times
         decoded = self._decoder.decode(batch)
-        found = self._decoder.event_time(decoded.values, batch.column("timestamp")).tolist()
-        bad = set(decoded.bad_rows.tolist())
-        return [None if row in bad or time == NO_TIME else time for row, time in enumerate(found)]
+        times = self._decoder.event_time(decoded.values, batch.column("timestamp"))
+        offsets = batch.column("offset").to_numpy()
+        outcomes = self._before_steps(number, batch)
+        for row, reason in zip(decoded.bad_rows.tolist(), decoded.reasons, strict=True):
+            outcomes.setdefault(int(offsets[row]), ("left out", reason))
+        for row in [] if decoded.absent is None else np.flatnonzero(decoded.absent).tolist():
+            outcomes.setdefault(int(offsets[row]), ("left out", "it has no value"))
+        numbers = np.full(len(offsets), number, np.int32)
+        events = EventBatch(decoded.key, times, offsets, numbers, times, decoded.values)
+        going = np.array([int(offset) not in outcomes for offset in offsets], np.bool_)
+        outcomes |= self._left_out(events.take(going), number)
+        if stream_times is not None and self._closes_at is not None:
+            for row in np.flatnonzero(stream_times[rows] > self._closes_at).tolist():
+                how_late = int(stream_times[rows[row]]) - self._closes_at
+                closed = f"it came {how_late} ms after this window was closed"
+                outcomes.setdefault(int(offsets[row]), ("late", closed))
+        raw = batch.column("value").to_pylist()
+        for row, time in enumerate(times.tolist()):
+            offset = int(offsets[row])
+            if time != NO_TIME and self._start <= time < self._stop:
+                found = self._set_aside_here(number, offset) or outcomes.get(offset, ("counted", ""))
+                yield Contribution(number, offset, time, found[0], raw[row], found[1])
 
-    def _outcome(
-        self, number: int, offset: int, time: int | None, raw: bytes | None, stamp: Any
-    ) -> tuple[str, str]:
-        if offset >= self._position[number]:
-            return "waiting", "it is in the topic, and not in this commit yet"
-        aside = self._aside.get((number, offset))
-        if aside is not None:
-            return aside
-        if stamp is not None:
-            own = (
-                int(stamp["guid_high"]),
-                int(stamp["guid_low"]),
-                int(stamp["chain"]),
-                int(stamp["sequence"]),
-            )
-            if own in self._stamps:
-                return "repeated", "the same producer's record of the same number stands here already"
-            self._stamps.add(own)
-        if self._rule is None or time is None:
-            return "counted", ""
-        name = _id_of(raw, self._rule.columns)
-        if name is None:
-            return "counted", ""
-        earlier = self._ids.get(name)
-        if earlier is not None and abs(time - earlier[1]) <= self._rule.within_ms:
-            return "duplicate", f"the same {', '.join(self._rule.columns)} as offset {earlier[0]}"
-        self._ids[name] = (offset, time)
-        return "counted", ""
+    def _stream_times(self, batch: pa.RecordBatch) -> Int64s:
+        """Return the partition's stream time at each record, as far as it was read.
+
+        A late record of a sliding window is counted in those of its windows that are still open, and the late table
+        does not list the others.
+        """
+        values, bad = batch, np.empty(0, np.int64)
+        if self._has_own_time:
+            decoded = self._decoder.decode(batch)
+            values, bad = decoded.values, decoded.bad_rows
+        times = self._decoder.event_time(values, batch.column("timestamp")).copy()
+        times[bad] = NO_TIME
+        found: Int64s = np.maximum(np.maximum.accumulate(times), self._stream_time)
+        self._stream_time = int(found[-1])
+        return found
+
+    def _before_steps(self, number: int, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
+        """Return the offsets of records that no step saw, with their outcomes."""
+        found: dict[int, tuple[str, str]] = {}
+        stamps = read_columns(batch.column("headers"))
+        for row, offset in enumerate(batch.column("offset").to_pylist()):
+            if offset >= self._position[number]:
+                found[offset] = "waiting", "it is in the topic, and not in this commit yet"
+            elif any(each.outcome == "dead letter" for each in self._aside.get((number, offset), ())):
+                found[offset] = "dead letter", ""  # `_set_aside_here` has the reason
+            elif self._validates and stamps.state[row] == MANAGED:
+                stamp = stamps.rows[row]
+                own = (
+                    int(stamp["guid_high"]),
+                    int(stamp["guid_low"]),
+                    int(stamp["chain"]),
+                    int(stamp["sequence"]),
+                )
+                if own in self._stamps:
+                    found[offset] = (
+                        "repeated",
+                        "the same producer's record of the same number stands here already",
+                    )
+                self._stamps.add(own)
+        return found
+
+    def _left_out(self, events: EventBatch, number: int) -> dict[int, tuple[str, str]]:
+        """Apply the steps; return the offsets of records that one of them left out, with their outcomes."""
+        found: dict[int, tuple[str, str]] = {}
+        for step in self._steps:
+            if isinstance(step, Deduplicate):
+                found |= self._duplicates(events, step, number)
+                events = events.take(np.array([int(each) not in found for each in events.offset], np.bool_))
+                continue
+            name, stage = step
+            bad: list[BadRecord] = []
+            before, events = events, stage(events, bad)
+            left = set(events.offset.tolist())
+            found |= {offset: ("left out", name) for offset in before.offset.tolist() if offset not in left}
+            found |= {each.offset: ("left out", each.reason) for each in bad}
+        return found
+
+    def _duplicates(self, events: EventBatch, rule: Deduplicate, number: int) -> dict[int, tuple[str, str]]:
+        found: dict[int, tuple[str, str]] = {}
+        ids = zip(*(events.values.column(name).to_pylist() for name in rule.columns), strict=True)
+        for offset, time, id_ in zip(events.offset.tolist(), events.ts.tolist(), ids, strict=True):
+            aside = self._aside.get((number, offset), ())
+            if None in id_ or time == NO_TIME or any(each.is_by_dedupe for each in aside):
+                continue
+            earlier = self._ids.get((rule, id_))
+            is_copy = earlier is not None and abs(time - earlier[1]) <= rule.within_ms
+            if earlier is not None and is_copy:
+                names = ", ".join(rule.columns)
+                found[offset] = "duplicate", f"the same {names} as offset {earlier[0]}"
+            if rule.refresh or not is_copy:
+                self._ids[rule, id_] = (offset, time)
+        return found
+
+    def _set_aside_here(self, number: int, offset: int) -> tuple[str, str] | None:
+        """Return why the app set a record aside; a record may be late for some of its hopping windows only."""
+        aside = self._aside.get((number, offset), ())
+        window = self._table.flow.window
+        kind = None if window is None else window.kind
+        for each in aside:
+            is_other = isinstance(kind, Hopping) and each.window_start not in (-1, self._start)
+            if not is_other:
+                return each.outcome, each.reason
+        return None
 
     def _notes(self, value: dict[str, Any] | None, found: list[Contribution], is_whole: bool) -> list[str]:
         notes = []
@@ -244,6 +319,8 @@ class _Reading:
                     f"{counted} records are found now, and {counts[0]} says {said}: some have left the topic since, "
                     "or a step before the windows left some out"
                 )
+        if self._unknown:
+            notes.append(f"{self._unknown} and what follows it in front of the windows is not applied here")
         if not is_whole:
             notes.append(
                 f"only {self._read:,} records of the topic were looked at; later ones may belong to it, too"
@@ -251,33 +328,60 @@ class _Reading:
         return notes
 
 
-def _set_aside(table: ResultTable) -> dict[tuple[int, int], tuple[str, str]]:
-    """Partition and offset → outcome and reason, of records that the app set aside."""
-    found: dict[tuple[int, int], tuple[str, str]] = {}
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """Why the app set a record aside; `window_start` is -1 where that concerns no particular window."""
+
+    outcome: str
+    reason: str
+    window_start: int = -1
+    is_by_dedupe: bool = False
+
+
+def _set_aside(table: ResultTable) -> dict[tuple[int, int], list[_Aside]]:
+    """Return what the app set aside, by partition and offset."""
+    found: dict[tuple[int, int], list[_Aside]] = {}
+    dedupes = {
+        name for place, name in table.flow.operators.items() if isinstance(table.flow.steps[place], Dedupe)
+    }
     late = table.late()
-    if late.num_rows:
-        for row in late.select(["partition", "offset", "reason", "how_late_ms", "operator"]).to_pylist():
-            by = f"{row['how_late_ms']} ms" if row["how_late_ms"] >= 0 else "ahead of time"
-            found[row["partition"], row["offset"]] = (
-                "future" if "future" in row["reason"] else "late",
-                f"{row['reason']} by {by}, set aside by {row['operator']}",
-            )
+    names = ["partition", "offset", "window_start", "reason", "how_late_ms", "operator"]
+    for row in late.select(names).to_pylist() if late.num_rows else []:
+        by = f"{row['how_late_ms']} ms" if row["how_late_ms"] >= 0 else "ahead of time"
+        aside = _Aside(
+            "future" if "future" in row["reason"] else "late",
+            f"{row['reason']} by {by}, set aside by {row['operator']}",
+            row["window_start"],
+            row["operator"] in dedupes,
+        )
+        found.setdefault((row["partition"], row["offset"]), []).append(aside)
     for row in table.dead_letters().select(["partition", "offset", "reason"]).to_pylist():
-        found[row["partition"], row["offset"]] = ("dead letter", row["reason"])
+        found[row["partition"], row["offset"]] = [_Aside("dead letter", row["reason"])]
     return found
 
 
-def _id_of(raw: bytes | None, columns: tuple[str, ...]) -> tuple[Any, ...] | None:
-    """The id of a record, None where it lacks one of the columns."""
-    try:
-        said = msgspec.json.decode(raw or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(said, dict) or any(
-        not isinstance(said.get(name), str | int | float | bool) for name in columns
-    ):
-        return None
-    return tuple(said[name] for name in columns)
+def _applied(table: ResultTable) -> tuple[list[Deduplicate | tuple[str, Stateless]], str]:
+    """Return the steps in front of the windows that can be applied, and the name of the first that cannot be."""
+    flow = table.flow
+    around = Around(table._backend, table._clock)
+    found: list[Deduplicate | tuple[str, Stateless]] = []
+    unknown, known = "", flow.schemas[0]
+    for place, step in enumerate(flow.steps):
+        schema = flow.schemas[place]
+        if isinstance(step, Aggregate):
+            break
+        if isinstance(step, Dedupe):
+            if not unknown or set(step.rule.columns) <= set(known.names):
+                found.append(step.rule)
+            continue
+        if not unknown and (isinstance(step, Lookup) or needs_program(step)):
+            unknown, known = step_name(step), schema
+        stage = None if unknown else stage_of(step, schema, flow.key_serdes[place], around)
+        if stage is not None:
+            stages = [(step_name(step), stage)]
+            after = flow.schemas[place + 1]
+            found.append((step_name(step), Stateless(stages, after, flow.source.topic, only_first=False)))
+    return found, unknown
 
 
 def _size_ms(table: ResultTable) -> int:

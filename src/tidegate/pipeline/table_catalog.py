@@ -29,6 +29,7 @@ from tidegate.pipeline.checkpoint import FlowLine, Records
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.table import ResultTable
 from tidegate.pipeline.topology import (
+    AbsentFunction,
     Aggregate,
     AsTable,
     Dedupe,
@@ -188,19 +189,19 @@ def _step(said: Document) -> Step:
                 return Validate()
             return Validate(said["on_error"], said["during_push"], said["max_age_ms"])
         case "filter":
-            return Filter(_sql(said["condition"]) or _all_true)
+            return Filter(_sql(said["condition"]) or AbsentFunction(pa.bool_()))
         case "select":
             return Select(tuple((name, _required_sql(each)) for name, each in said["columns"]))
         case "map":
             schema = pa.schema([field_of(name, written) for name, written in said["schema"]])
-            return Map(_nothing_like(schema), schema)
+            return Map(AbsentFunction(schema), schema)
         case "lookup":
             columns = tuple((there, here) for there, here in said["columns"])
             key = None if said["key"] is None else _required_sql(said["key"])
             return Lookup(said["table"], _serde(said["value"]), columns, key, said["required"])
         case "key_by":
             serde = _serde(said["serde"])
-            return KeyBy(_sql(said["expression"]) or _nulls(serde.arrow_type), serde, said["shards"])
+            return KeyBy(_sql(said["expression"]) or AbsentFunction(serde.arrow_type), serde, said["shards"])
         case "deduplicate":
             rule = Deduplicate(
                 said["columns"],
@@ -292,19 +293,5 @@ def _required_sql(said: Document) -> str:
     return written
 
 
-def _all_true(batch: pa.RecordBatch) -> pa.Array:
-    return pa.array([True] * batch.num_rows, pa.bool_())
-
-
-def _nulls(of: pa.DataType) -> Callable[[pa.RecordBatch], pa.Array]:
-    return lambda batch: pa.nulls(batch.num_rows, of)
-
-
 def _no_states(state: pa.DataType) -> Callable[[pa.Array, Any, int], pa.Array]:
     return lambda _, groups, count: pa.nulls(count, state)
-
-
-def _nothing_like(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    return lambda batch: pa.RecordBatch.from_arrays(
-        [pa.nulls(batch.num_rows, field.type) for field in schema], schema=schema
-    )

@@ -248,6 +248,27 @@ def layout(step: Any) -> Document:
     return laid
 
 
+class AbsentFunction:
+    """Stands for a function that only the app's program has: it answers nulls, so that types are known."""
+
+    __name__ = "of the program"
+
+    def __init__(self, answer: pa.DataType | pa.Schema) -> None:
+        self._answer = answer
+
+    def __call__(self, batch: pa.RecordBatch) -> Any:
+        if isinstance(self._answer, pa.DataType):
+            return pa.nulls(batch.num_rows, self._answer)
+        nulls = [pa.nulls(batch.num_rows, field.type) for field in self._answer]
+        return pa.RecordBatch.from_arrays(nulls, schema=self._answer)
+
+
+def needs_program(step: Step) -> bool:
+    """Whether a step of a recorded flow calls a function that only the app's program has."""
+    called = step.condition if isinstance(step, Filter) else step.function if isinstance(step, Map) else None
+    return isinstance(called, AbsentFunction)
+
+
 def document(said: Any) -> Document:
     """Return a source, a step or a sink as plain values."""
     match said:

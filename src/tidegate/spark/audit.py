@@ -65,19 +65,18 @@ class SparkRunner:
                     if is_done and left:
                         job.result()
                         raise UnavailableError(
-                            f"Spark kept {left} of {len(items)} answers to itself; start again"
+                            f"Spark finished, but {left} of {len(items)} results are missing; start again"
                         )
             finally:
                 self._end(group, job)
 
     def _finish(self, group: str, answer: Callable[[Any], None], items: Sequence[Any]) -> None:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
+        from tidegate.spark.compat import SPARK_ERRORS
 
         try:
             self._context.setJobGroup(group, "ranges of topics, read by Tidegate", True)
             self._context.parallelize(items, len(items)).foreach(answer)
-        except (Py4JError, PySparkException, OSError) as error:
+        except SPARK_ERRORS as error:
             cause = str(error)[:_LONGEST_CAUSE]
             raise UnavailableError(f"Spark could not finish the audit; start it again: {cause}") from error
 

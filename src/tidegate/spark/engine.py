@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,92 +22,17 @@ import msgspec
 from tidegate.errors import InternalError, InvalidError, UnavailableError
 from tidegate.pipeline.messages import RoundOrder, RoundResult, SourceOrder, TaskOrder, decode, encode
 from tidegate.pipeline.settings import WorkerSetup
+from tidegate.spark.compat import SPARK_ERRORS, Slots, executors, pickled
 from tidegate.spark.errors import rebuild
 from tidegate.spark.exchange import clear, exchange_folder
 from tidegate.spark.round_task import HOME, places
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
 
     from tidegate.spark.round_task import Outcome
 
-
-# -- slots ----------------------------------------------------------------------------------------
-
-VARIABLE: Final = "TIDEGATE_SLOT"
-SlotFunction = Callable[[int, Iterable[Any]], Iterable[bytes]]
-
-
-class Slots:
-    """Runs functions on the slots of one app; `owner` separates its processes from those of other apps of the
-    session."""
-
-    def __init__(self, context: SparkContext, count: int, owner: str) -> None:
-        self.count = count
-        self._owner = owner
-        self._context = context
-        self._nothing = context.parallelize([b""], 1)  # one row makes one task; created once
-        _ = self._nothing._jrdd
-
-    def on_each(self, functions: Mapping[int, SlotFunction]) -> RDD[bytes]:
-        """Run each slot's function, without input."""
-        return self._union([self._placed(self._nothing, slot, work) for slot, work in functions.items()])
-
-    def shuffled(
-        self, senders: Mapping[int, SlotFunction], receivers: Mapping[int, SlotFunction]
-    ) -> RDD[bytes]:
-        """Shuffle: senders yield a slot (eight bytes) and a blob in turn; receivers get the blobs for their slot."""
-        sent = [self._placed(self._nothing, slot, send, raw=True) for slot, send in senders.items()]
-        blobs = self._exchanged(self._union(sent))
-        return self._union(
-            [self._placed(self._part(blobs, slot), slot, work) for slot, work in receivers.items()]
-        )
-
-    def _placed(self, before: RDD[Any], slot: int, work: SlotFunction, *, raw: bool = False) -> RDD[bytes]:
-        """Apply `work` to an RDD of one partition, in the process of this slot; `raw` passes the bytes unchanged."""
-        from pyspark.core.rdd import PipelinedRDD
-
-        placed: Any = PipelinedRDD(before, work)
-        placed._bypass_serializer = raw
-        placed.ctx = self._view(slot)
-        _ = placed._jrdd  # serialises the function and its environment now, not when the job runs
-        placed.ctx = self._context
-        result: RDD[bytes] = placed
-        return result
-
-    def _view(self, slot: int) -> SparkContext:
-        """Return a copy of the context with one more environment variable, which shares everything else."""
-        view = object.__new__(type(self._context))
-        view.__dict__.update(self._context.__dict__)
-        view.environment = self._context.environment | {VARIABLE: f"{self._owner}/{slot}"}
-        return view
-
-    def _union(self, parts: list[RDD[bytes]]) -> RDD[bytes]:
-        return parts[0] if len(parts) == 1 else self._context.union(parts)
-
-    def _exchanged(self, sent: RDD[bytes]) -> RDD[bytes]:
-        """Return the pairs by their slot, through Spark's shuffle, as `RDD.partitionBy` does it."""
-        from pyspark.core.rdd import RDD
-        from pyspark.serializers import NoOpSerializer
-
-        jvm: Any = self._context._jvm
-        pairs = jvm.PairwiseRDD(sent._jrdd.rdd()).asJavaPairRDD()
-        by_slot = pairs.partitionBy(jvm.PythonPartitioner(self.count, id(self)))
-        return RDD(jvm.PythonRDD.valueOfPair(by_slot), self._context, NoOpSerializer())
-
-    def _part(self, blobs: RDD[bytes], slot: int) -> RDD[bytes]:
-        """Return one partition of the shuffle as an RDD, so that a slot's process can be chosen for it."""
-        from pyspark.core.rdd import RDD
-
-        jvm: Any = self._context._jvm
-        this_one = jvm.PythonUtils.toSeq([slot]).toSet()  # a Scala set is a predicate
-        pruned = jvm.org.apache.spark.rdd.PartitionPruningRDD.create(blobs._jrdd.rdd(), this_one)
-        return RDD(pruned.toJavaRDD(), self._context, blobs._jrdd_deserializer)
-
-
-# -- engine ---------------------------------------------------------------------------------------
 
 _LONGEST_CAUSE: Final = 2000
 
@@ -119,8 +44,6 @@ class SparkEngine:
 
     def __init__(self, spark: SparkSession, setup: WorkerSetup, *, slots: int | None = None) -> None:
         """`slots` is how many tasks run at once, each in a process of its own; the default is Spark's parallelism."""
-        from pyspark.serializers import CloudPickleSerializer
-
         if type(spark).__module__.startswith("pyspark.sql.connect"):
             raise InvalidError(
                 "a Spark Connect session cannot run a pipeline: rounds are jobs over RDDs, which Connect does not "
@@ -131,10 +54,10 @@ class SparkEngine:
         self.processes = self.slots
         self._rekeyed = {flow.name for flow in setup.flows if flow.rekey_at is not None}
         self._places = places(setup, self.slots)
-        self._setup: bytes = CloudPickleSerializer().dumps(setup)  # type: ignore[no-untyped-call]
+        self._setup = pickled(setup)
         self._digest = hashlib.sha256(self._setup).hexdigest()
         self._slots = Slots(self._context, self.slots, f"{setup.app}/{self._digest[:16]}")
-        self._beside = -(-self.slots // _executors(self._context))  # processes on one machine
+        self._beside = -(-self.slots // executors(self._context))  # processes on one machine
         self._exchange = exchange_folder(self._context) if self._rekeyed else None
         self._guard = threading.Lock()
         self._group: str | None = None  # of the running job
@@ -235,17 +158,9 @@ class SparkEngine:
             self._context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
     def _collected(self, job: RDD[bytes]) -> list[bytes]:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
         try:
             return job.collect()
-        except (Py4JError, PySparkException, OSError) as error:
+        except SPARK_ERRORS as error:
             cause = str(error)[:_LONGEST_CAUSE]
             state = "the round was cancelled" if self._closed else "Spark could not finish a round"
             raise UnavailableError(f"{state}; nothing of it counts, it can be done again: {cause}") from error
-
-
-def _executors(context: Any) -> int:
-    """Return the number of machines or containers that run tasks; a local session counts as one."""
-    return max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)

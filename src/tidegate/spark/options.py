@@ -342,6 +342,12 @@ STORAGE = "storage."
 BATCH_ROWS = 1 << 16
 
 
+def _key_of_this_process() -> str:
+    from tidegate.storage import state_key_id
+
+    return state_key_id()
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """The options of the table source; None if not given."""
@@ -356,13 +362,11 @@ class TableOptions:
     batch_rows: int = BATCH_ROWS
     cache: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
-    key_id: str = ""
+    key_id: str = field(default_factory=_key_of_this_process)
     """The key that the state is verified with, as the driver has it; empty where it has none."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> TableOptions:
-        from tidegate.storage import state_key_id
-
         given = GivenOptions(
             options,
             TABLE_NAMES,
@@ -383,7 +387,6 @@ class TableOptions:
             batch_rows=given.count("batchRows") or BATCH_ROWS,
             cache=given.text("cache"),
             storage=given.below(STORAGE),
-            key_id=state_key_id(),
         )
         if found.version is not None and found.moment_ms is not None:
             raise InvalidError("versionAsOf and timestampAsOf both choose a commit; keep one")

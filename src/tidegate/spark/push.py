@@ -386,12 +386,11 @@ def _refuse_without_key(answers: Sequence[Answer], without_key: str) -> None:
 
 def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
     """Return a job's result; raise Spark's own message if a task failed for good."""
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
+    from tidegate.spark.compat import SPARK_ERRORS
 
     try:
         return collect()
-    except (PySparkException, Py4JJavaError) as error:
+    except SPARK_ERRORS as error:
         raise push_error(str(error)) from error
 
 

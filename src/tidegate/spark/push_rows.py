@@ -195,13 +195,15 @@ def _encoded(names: Sequence[str], serde: str) -> Column:
     """Encode columns with a serde, in Python, column by column."""
     from pyspark.sql import functions as f
 
-    fields, made = tuple(names), _arrow_function()
+    from tidegate.spark.compat import arrow_function
+
+    fields = tuple(names)
 
     def encode(*columns: pa.Array) -> pa.Array:
         return encoded_columns(serde, fields, columns)
 
     encode.__annotations__ = {"columns": pa.Array, "return": pa.Array}
-    column: Column = made(encode, "binary")(*(f.col(f"`{name}`") for name in names))
+    column: Column = arrow_function(encode, "binary")(*(f.col(f"`{name}`") for name in names))
     return column
 
 
@@ -218,20 +220,14 @@ def encoded_columns(serde: str, names: Sequence[str], columns: Sequence[pa.Array
 def _partition_column(partitions: int) -> Column:
     from pyspark.sql import functions as f
 
+    from tidegate.spark.compat import arrow_function
+
     def partition(key: pa.Array) -> pa.Array:
         return partitions_of(key, partitions)
 
     partition.__annotations__ = {"key": pa.Array, "return": pa.Array}
-    column: Column = _arrow_function()(partition, "int")(f.col("key"))
+    column: Column = arrow_function(partition, "int")(f.col("key"))
     return column
-
-
-def _arrow_function() -> Any:
-    """Return Spark's decorator for functions over Arrow columns; its type stubs do not cover functions of many
-    columns."""
-    from pyspark.sql.pandas.functions import arrow_udf
-
-    return arrow_udf
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> pa.Int32Array:

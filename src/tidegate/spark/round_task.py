@@ -40,6 +40,7 @@ from tidegate.pipeline.messages import (
 from tidegate.pipeline.settings import WorkerSetup
 from tidegate.pipeline.worker import Worker
 from tidegate.spark import exchange as shuffle
+from tidegate.spark.compat import unpickled
 from tidegate.spark.errors import Failure, describe
 from tidegate.spark.exchange import Outbox
 from tidegate.spark.workers import own_garbage
@@ -224,11 +225,9 @@ def _worker_of(assignment: Assignment) -> Worker:
     found = _kept.get(assignment.digest)
     if found is not None:
         return found
-    from pyspark.serializers import CloudPickleSerializer
-
     while _kept:
         _kept.popitem()[1].close()
-    setup: WorkerSetup = CloudPickleSerializer().loads(assignment.setup)  # type: ignore[no-untyped-call]
+    setup: WorkerSetup = unpickled(assignment.setup)
     setup = replace(setup, storage=share_of(setup.storage, assignment.processes))
     made = _kept[assignment.digest] = Worker(setup)
     made.runtime.backlog.expect_jobs(1, 1)  # one task at a time: while it waits for room, no other frees any

@@ -330,8 +330,9 @@ def session(
     """
 
     try:
-        from pyspark import SparkContext
         from pyspark.sql import SparkSession
+
+        from tidegate.spark.compat import is_running
     except ImportError as error:
         raise UnavailableError(
             f"pyspark cannot be loaded ({error}); run: pip install 'tidegate[spark]'"
@@ -339,7 +340,7 @@ def session(
     if (running := SparkSession.getActiveSession()) is not None:
         register(running)
         return running
-    if SparkContext._active_spark_context is None:
+    if not is_running():
         use_java()
         name_the_user()
         # Workers must run this Python, with these packages; Spark would take the first python3 on PATH,

@@ -64,11 +64,11 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from tidegate.clock import SystemClock
 from tidegate.durations import format_moment
 from tidegate.errors import CommitGoneError, InvalidError, UnavailableError
+from tidegate.spark.compat import from_arrow_schema, to_arrow_schema
 from tidegate.spark.options import TableOptions
 from tidegate.spark.workers import freeze_once
 from tidegate.storage.backends.base import MissingObjectError, StorageBackend

@@ -52,7 +52,6 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -70,6 +69,7 @@ from tidegate.integrity.verdicts import Note, Verdict, tolerance_of
 from tidegate.log.catalog import TopicDescription
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log
+from tidegate.spark.compat import to_arrow_schema
 from tidegate.spark.offset_ranges import (
     OffsetRange,
     Planner,

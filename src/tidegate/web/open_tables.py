@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # -- the interface ---------------------------------------------------------------------------------
 
 Answer = TypeVar("Answer")
+LOOKED_AT_KEYS: Final = 10_000
 
 
 class CommitOf(NamedTuple):
@@ -124,7 +125,7 @@ def kept_commits(site: Site, name: str) -> list[CommitOf]:
     backend = site.require_backend()
     app, colon, _ = name.partition(":")
     if colon:
-        return app_table_commits(backend, app)
+        return app_table_commits(backend, app, None)
     if load_versions(backend, name) is not None:
         return pushed_commits(backend, name)
     return stored_commits(backend, name)
@@ -162,8 +163,9 @@ def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = Fals
                 with table.pinned() as newest:
                     yield AppTable(name, app, backend, newest)
                 return
-            if as_of not in table.rounds():
-                raise NotThereError(f"commit {as_of} of {name} is not kept; there are {table.rounds()}")
+            kept = [each.number for each in app_table_commits(backend, app, table.flow.name)]
+            if as_of not in kept:
+                raise NotThereError(f"commit {as_of} of {name} is not kept; there are {kept}")
             with site.table(name, as_of, lambda: table.as_of(as_of)) as past:
                 yield AppTable(name, app, backend, past)
         return
@@ -186,29 +188,23 @@ def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = Fals
         yield StoredTable(name, backend, stored)
 
 
-def typed_key(written: str, serde: str) -> Any:
-    """A key as typed, as its serde takes it."""
-    try:
-        if serde in ("int", "long"):
-            return int(written)
-        if serde == "double":
-            return float(written)
-        if serde == "json":
-            import msgspec
-
-            return msgspec.json.decode(written)
-    except (ValueError, OverflowError, RecursionError):
-        raise InvalidError(
-            f"{written[:60]!r} is no key of this table; its keys are of type {serde}"
-        ) from None
-    return written.encode("utf-8", "surrogateescape") if serde == "bytes" else written
-
-
 def shown_key(key: Any) -> Any:
-    """A key as JSON has it, and as it may be typed again."""
-    if isinstance(key, bytes):
-        return key.decode("utf-8", "backslashreplace")
-    return key
+    """A key as JSON has it; bytes as text that may be typed again."""
+    from tidegate.tables.serdes.base import text_of_key
+
+    return text_of_key(key) if isinstance(key, bytes) else key
+
+
+def some_of(keys: Any, most: int) -> list[str]:
+    """The first different keys of a column, as text that may be typed again."""
+    import pyarrow as pa
+
+    from tidegate.tables.serdes.base import text_of_key
+
+    if not pa.types.is_nested(keys.type):
+        keys = keys.unique()
+    some = dict.fromkeys(text_of_key(key) for key in keys.slice(0, LOOKED_AT_KEYS).to_pylist())
+    return list(some)[:most]
 
 
 def page_of(batches: Iterator[pa.RecordBatch], skip: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
@@ -243,11 +239,15 @@ def open_app_table(site: Site, app: str, short: str) -> ResultTable:
     return open_recorded(backend, app, short, clock=site.clock)
 
 
-def app_table_commits(backend: StorageBackend, app: str) -> list[CommitOf]:
-    """The commits of an app, which are those of its tables; none need be open."""
+def app_table_commits(backend: StorageBackend, app: str, flow: str | None) -> list[CommitOf]:
+    """The commits of an app that have state of this flow (None: all), which are those of its tables."""
     from tidegate.pipeline.admin import app_commits
 
-    return [CommitOf(each.round, each.committed_ms, each.records) for each in app_commits(backend, app)]
+    return [
+        CommitOf(each.round, each.committed_ms, each.records)
+        for each in app_commits(backend, app)
+        if flow is None or flow in each.flows
+    ]
 
 
 class AppTable(Opened):
@@ -268,10 +268,12 @@ class AppTable(Opened):
         self.unread_columns = unread_columns(flow)
 
     def typed(self, key: str) -> Any:
-        return typed_key(key, self._table.flow.key_serde.name)
+        from tidegate.tables.serdes.base import key_of_text
+
+        return key_of_text(self._table.flow.key_serde, key)
 
     def commits(self) -> list[CommitOf]:
-        return app_table_commits(self._backend, self.app)
+        return app_table_commits(self._backend, self.app, self._table.flow.name)
 
     def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
         wanted = self.typed(key)
@@ -285,8 +287,7 @@ class AppTable(Opened):
         """Keys of the newest windows."""
         newest = max((line.stream_time for line in self._table.commit.tasks), default=-1)
         since = max(0, newest - 2 * (self.window_ms or 3_600_000))
-        keys = self._table.fetch_all(since).to_arrow().column("key").unique()
-        return [str(shown_key(key)) for key in keys.slice(0, most).to_pylist()]
+        return some_of(self._table.fetch_all(since).to_arrow().column("key"), most)
 
     def late(self, most: int) -> tuple[list[LateShown], int]:
         found = self._table.late()
@@ -443,7 +444,9 @@ class StoredTable(Opened):
         return stored_commits(self._backend, self.name)
 
     def typed(self, key: str) -> Any:
-        return typed_key(key, self._table.rules.key.name)
+        from tidegate.tables.serdes.base import key_of_text
+
+        return key_of_text(self._table.rules.key, key)
 
     def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
         return [
@@ -458,7 +461,7 @@ class StoredTable(Opened):
         batch = next(iter(self._table.batches(batch_rows=4096)), None)
         if batch is None:
             return []
-        return [str(shown_key(key)) for key in batch.column("key").unique().slice(0, most).to_pylist()]
+        return some_of(batch.column("key"), most)
 
     def late(self, most: int) -> tuple[list[LateShown], int]:
         """What was late is counted by the table; its records are in the topic."""

@@ -460,8 +460,8 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
                 cli(
                     "tidegate consume",
                     topic,
-                    "-e",
-                    *(["--control-records"] if shows_all else []),
+                    exit_at_end=True,
+                    control_records=shows_all,
                     offset=start,
                     partition=_text(question.partition),
                     log=site.log_path,
@@ -507,7 +507,7 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
                 cli(
                     "tidegate consume",
                     topic,
-                    *(["--control-records"] if is_control else []),
+                    control_records=is_control,
                     offset=f"{offset}:{offset + 1}",
                     partition=str(number),
                     log=site.log_path,

@@ -85,18 +85,20 @@ def cli(
     *words: str,
     log: Path | str | None = None,
     state: Path | str | None = None,
-    **options: str | None,
+    **options: str | bool | None,
 ) -> str:
-    """A command line, quoted for a shell; options that are None are left out."""
-    parts = [verb, *map(shlex.quote, words)]
-    for name, value in options.items():
-        if value is not None:
-            parts += [f"--{name.strip('_').replace('_', '-')}", shlex.quote(value)]
-    if log is not None:
-        parts += ["--log", shlex.quote(str(log))]
-    if state is not None:
-        parts += ["--state", shlex.quote(str(state))]
-    return " ".join(parts)
+    """Return a command line, quoted for a shell. Options that are None or False are left out, True is a flag; words
+    like -3 follow `--`."""
+    given = {**options, "log": log, "state": state}
+    parts: list[str] = []
+    for name, value in given.items():
+        if value is not None and value is not False:
+            parts.append(f"--{name.strip('_').replace('_', '-')}")
+            parts += [] if value is True else [shlex.quote(str(value))]
+    quoted = [shlex.quote(word) for word in words]
+    if any(word.startswith("-") for word in words):
+        return " ".join([verb, *parts, "--", *quoted])
+    return " ".join([verb, *quoted, *parts])
 
 
 def copied(lines: Sequence[str], python: str) -> Copy:

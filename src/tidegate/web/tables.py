@@ -212,7 +212,7 @@ def explain(site: Site, name: str, question: ExplainQuestion) -> ExplainDocument
         return msgspec.structs.replace(
             found,
             outcomes=outcomes,
-            by_hand=_by_hand(site, table, question.key, explains=question.start or "0"),
+            by_hand=_by_hand(site, table, question.key, explains=question.start or "0", end=question.end),
         )
 
     return asked(site, name, None, look)
@@ -223,7 +223,7 @@ def _diff_python(site: Site, name: str, key: Any, question: DiffQuestion, *, is_
     app, colon, short = name.partition(":")
     state = str(site.state_path)
     if colon:
-        rows = "to_arrow()" if key is None else f"fetch({key!r}).to_arrow()"
+        rows = "to_arrow()" if key is None else f"fetch({_literal(key)}).to_arrow()"
         return "\n".join(
             (
                 _OPEN_RECORDED,
@@ -236,7 +236,7 @@ def _diff_python(site: Site, name: str, key: Any, question: DiffQuestion, *, is_
             )
         )
     if is_versioned:
-        rows = "to_arrow()" if key is None else f"get({key!r})"
+        rows = "to_arrow()" if key is None else f"get({_literal(key)})"
         return "\n".join(
             (
                 "import tidegate as tg",
@@ -268,7 +268,14 @@ def _compared(table: Opened, key: str) -> tuple[dict[tuple[Any, Any, Any], dict[
         rows, more = table.fetch(key, 0, LATEST), False
     else:
         rows, more = table.scan(0, LATEST, 0, MOST_COMPARED)
-    return {(row.key, row.window_start_ms, row.window_end_ms): row.value for row in rows}, more
+    return {(_hashable(row.key), row.window_start_ms, row.window_end_ms): row.value for row in rows}, more
+
+
+def _hashable(key: Any) -> Any:
+    """A JSON key as text."""
+    from tidegate.tables.serdes.base import text_of_key
+
+    return text_of_key(key) if isinstance(key, dict | list) else key
 
 
 def _bounds(since: str, until: str) -> tuple[int, int]:
@@ -290,10 +297,10 @@ def _after(written: str) -> tuple[int | None, int]:
     return int(commit), int(skip)
 
 
-def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
+def _by_hand(site: Site, table: Opened, key: str, explains: str = "", end: str = "") -> Copy:
     short = table.name.partition(":")[2] or table.name
     if table.app:
-        asks = f"fetch({table.typed(key)!r})" if key else "all()"
+        asks = f"fetch({_literal(table.typed(key))})" if key else "all()"
         lines = [
             _OPEN_RECORDED,
             "",
@@ -304,34 +311,28 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
         if explains:
             start = moment_of(explains, 0)
             opening = log_python(
-                site.log_path, f"print(explain_window(table, log, {table.typed(key)!r}, {start}))"
+                site.log_path, f"print(explain_window(table, log, {_literal(table.typed(key))}, {start}))"
             )
             lines[0] = f"from tidegate.pipeline.lineage import explain_window\n{_OPEN_RECORDED}"
             lines[4:] = [f"    {line}" for line in opening.splitlines() if line]
         python = "\n".join(lines)
-        if table.changelog:
-            return copied([cli("tidegate consume", table.changelog, "-e", log=site.log_path)], python)
-        return copied([cli("tidegate app status", table.app, state=site.state_path)], python)
+        return copied([_by_command(site, table, key, explains, end)], python)
     if table.is_versioned:
         python = "\n".join(
             (
                 "import tidegate as tg",
                 "",
                 f"with tg.versioned_table({short!r}, state={str(site.state_path)!r}) as table:",
-                f"    print(table.get({key!r}))",
+                f"    print(table.get({_literal(table.typed(key))}))",
             )
         )
-        return copied([cli("tidegate table fetch", short, key, state=site.state_path)], python)
-    if explains:
-        line = cli("tidegate table explain", short, key, explains, log=site.log_path, state=site.state_path)
-    else:
-        line = cli("tidegate table fetch", short, key, state=site.state_path)
+        return copied([_by_command(site, table, key)], python)
     opening = {
         "window": f"tg.windowed_table(log, {table.topic!r}, {format_duration(table.window_ms)!r}, ",
         "session": f"tg.sessioned_table(log, {table.topic!r}, ",
         "key": f"tg.table(log, {table.topic!r}, ",
     }[table.kind]
-    wanted = repr(table.typed(key))
+    wanted = _literal(table.typed(key))
     asked = f"table.fetch({wanted}).to_arrow()" if table.kind != "key" else f"table.get({wanted})"
     python = log_python(
         site.log_path,
@@ -340,4 +341,20 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
         f"with {opening}state={str(site.state_path)!r}, **rules) as table:",
         f"    print({asked})",
     )
-    return copied([line], python)
+    return copied([_by_command(site, table, key, explains, end)], python)
+
+
+def _literal(key: Any) -> str:
+    """Return a key as Python has it; NaN and infinities have no literals."""
+    return f"float({str(key)!r})" if isinstance(key, float) else repr(key)
+
+
+def _by_command(site: Site, table: Opened, key: str, start: str = "", end: str = "") -> str:
+    """Return the command that explains a window, fetches a key, or without one scans the table."""
+    if start:
+        place = [key, *([] if table.kind == "key" else [start])]
+        place += [end] if end and not table.app else []
+        return cli("tidegate table explain", table.name, *place, log=site.log_path, state=site.state_path)
+    if key:
+        return cli("tidegate table fetch", table.name, key, state=site.state_path)
+    return cli("tidegate table scan", table.name, state=site.state_path)

@@ -30,10 +30,12 @@ Thread rule: serdes are values.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -258,6 +260,34 @@ def decode_one_by_one(serde: Serde[Any], raw: pa.Array) -> DecodedColumn:
     return DecodedColumn(
         pa.array(values, serde.arrow_type), np.array(list(bad), np.int64), tuple(bad.values())
     )
+
+
+def text_of_key(key: Any) -> str:
+    """Return a key as text that `key_of_text` reads again: of bytes that are no UTF-8, escapes like \\xff."""
+    if isinstance(key, bytes):
+        return key.replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
+    if isinstance(key, str | int | float):
+        return str(key)
+    return msgspec.json.encode(key, enc_hook=str).decode()
+
+
+def key_of_text(serde: Serde[Any], written: str) -> Any:
+    """Return a key that somebody typed, as its serde takes it."""
+    try:
+        if serde.name in ("int", "long"):
+            return int(written)
+        if serde.name == "double":
+            return float(written)
+        if serde.name in ("json", "avro"):
+            return msgspec.json.decode(written)
+    except (ValueError, OverflowError, RecursionError):
+        raise InvalidError(
+            f"{written[:60]!r} is no key of this table; its keys are of type {serde.name}"
+        ) from None
+    if serde.name != "bytes":
+        return written
+    raw = written.encode("utf-8", "surrogateescape")
+    return re.sub(rb"\\x([0-9a-f]{2})", lambda found: bytes.fromhex(found[1].decode()), raw)
 
 
 def _wrong(name: str, value: object) -> TypeError:
