@@ -192,9 +192,9 @@ def test_cutting_takes_the_time_index_back(bench: Bench, appends: int) -> None:
     segment = bench.make(40, index_interval_bytes=2 * size - 1)
     for offset in range(40, 40 + appends):
         put(segment, offset, b"hello", timestamp=offset * 10)
-    assert segment.indexes.times.entries == 14
+    assert segment.times.entries == 14
     segment.truncate_to(41)
-    assert segment.indexes.times.entries == 0
+    assert segment.times.entries == 0
     assert segment.read_next_offset() == 41
     assert segment.largest == (400, 40)
 
@@ -275,7 +275,7 @@ def test_recovery_rebuilds_the_transaction_index(bench: Bench, earlier: int | No
     segment = bench.make(100, create=False)
     bench.recover(segment)
     assert bench.producers.map_end_offset == 108
-    assert list(segment.indexes.transactions) == [AbortedTxn(10, earlier or 102, 106, 100)]
+    assert list(segment.transactions) == [AbortedTxn(10, earlier or 102, 106, 100)]
 
 
 def _replication() -> Any:
@@ -326,15 +326,15 @@ def test_the_first_batch_is_never_indexed_and_the_interval_is_strict(bench: Benc
     for offset in range(8):
         put(segment, offset, timestamp=offset)
     # after an entry 72 then 144 bytes have passed, which is not more than 144; at 216 it is
-    assert list(segment.indexes.offsets) == [(3, 216), (6, 432)]
-    assert list(segment.indexes.times) == [(3, 3), (6, 6)]
+    assert list(segment.offsets) == [(3, 216), (6, 432)]
+    assert list(segment.times) == [(3, 3), (6, 6)]
 
 
 def test_a_time_index_entry_names_the_earliest_batch_with_the_largest_timestamp(bench: Bench) -> None:
     segment = bench.make(0, index_interval_bytes=0)
     for offset, timestamp in enumerate((5, 9, 7, 9, 8)):
         put(segment, offset, timestamp=timestamp)
-    assert list(segment.indexes.times) == [(9, 1)]
+    assert list(segment.times) == [(9, 1)]
     segment.become_inactive()
     assert bench.make(0, create=False).largest == (9, 1)
 
@@ -348,7 +348,7 @@ def test_reopening_starts_the_interval_anew(bench: Bench) -> None:
     segment.grow_indexes(1000)
     for offset in range(2, 5):
         put(segment, offset)
-    assert [entry.offset for entry in segment.indexes.offsets] == [4]
+    assert [entry.offset for entry in segment.offsets] == [4]
 
 
 def test_an_inactive_segment_holds_no_descriptor(bench: Bench) -> None:
@@ -427,8 +427,7 @@ def fill(segment: LogSegment, start: int, stop: int) -> None:
 
 
 def whole_state(segment: LogSegment) -> tuple[object, ...]:
-    indexes = segment.indexes
-    return segment.size, segment.largest, list(indexes.offsets), list(indexes.times)
+    return segment.size, segment.largest, list(segment.offsets), list(segment.times)
 
 
 def test_an_index_that_lies_does_not_change_an_answer(bench: Bench) -> None:

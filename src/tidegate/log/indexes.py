@@ -671,13 +671,6 @@ class AbortedTxn(NamedTuple):
     last_stable_offset: int
 
 
-class AbortedSearch(NamedTuple):
-    """Aborted transactions of one log segment for a fetch; unless `complete`, search the next one, too."""
-
-    aborted: list[AbortedTxn]
-    complete: bool
-
-
 class TransactionIndex(EntryFile):
     """The aborted transactions of one log segment."""
 
@@ -724,15 +717,15 @@ class TransactionIndex(EntryFile):
             self._torn_bytes = 0
             self._last_offset = aborted.last_offset
 
-    def collect_aborted(self, start: int, upper: int) -> AbortedSearch:
+    def collect_aborted(self, start: int, upper: int) -> tuple[list[AbortedTxn], bool]:
         """Return the transactions that overlap [start, upper), and whether later log segments cannot hold more."""
         found: list[AbortedTxn] = []
         for aborted in self:
             if aborted.last_offset >= start and aborted.first_offset < upper:
                 found.append(aborted)
             if aborted.last_stable_offset >= upper:
-                return AbortedSearch(found, complete=True)
-        return AbortedSearch(found, complete=False)
+                return found, True
+        return found, False
 
     def truncate_to(self, offset: int) -> None:
         """Drop every transaction whose marker is at or after `offset`."""
