@@ -18,7 +18,7 @@ from tidegate.log.fetch import find_by_timestamp
 from tidegate.log.format.batch import BatchHeader
 from tidegate.log.format.partition_files import DELETED
 from tidegate.log.indexes import AbortedTxn
-from tidegate.log.producer_state import ProducerStates
+from tidegate.log.producer_state import Origin, ProducerStates
 from tidegate.log.recovery import recover_segment
 from tidegate.log.segment import LogSegment
 from tidegate.log.segment_roll import roll_reason
@@ -266,22 +266,14 @@ def test_recovery_rebuilds_the_transaction_index(bench: Bench, earlier: int | No
         segment.append(marker, BatchHeader.parse(marker))
     segment.close()
     if earlier is not None:
-        append = bench.producers.prepare(10, _replication())
         batch = build_batch(
             [Rec(b"k", b"v", 1)] * 6, base_offset=75, transactional=True, base_sequence=0, **second
         )
-        append.append(BatchHeader.parse(batch))
-        bench.producers.update(append)
+        bench.producers.update(bench.producers.check_data(BatchHeader.parse(batch), Origin.REPLICATION))
     segment = bench.make(100, create=False)
     bench.recover(segment)
     assert bench.producers.map_end_offset == 108
     assert list(segment.transactions) == [AbortedTxn(10, earlier or 102, 106, 100)]
-
-
-def _replication() -> Any:
-    from tidegate.log.producer_state import Origin
-
-    return Origin.REPLICATION
 
 
 @pytest.mark.parametrize("expected", [pytest.param([(0, 104), (1, 106), (2, 110)], id="LS-S13")])

@@ -10,8 +10,7 @@ import pytest
 from log_partitions import PID
 from log_partitions import ProducerBench as Bench
 from tidegate.errors import FencedError, InvalidError, TidegateError
-from tidegate.log.format.batch import TRANSACTIONAL_BIT
-from tidegate.log.producer_state import CompletedTxn, Origin
+from tidegate.log.producer_state import CompletedTxn
 
 
 @pytest.fixture
@@ -62,14 +61,11 @@ def test_a_marker_of_an_old_epoch_is_fenced(bench: Bench) -> None:
 
 def test_a_marker_keeps_the_batches_of_its_epoch(bench: Bench) -> None:
     bench.append(0, 9)
-    append = bench.states.prepare(PID, Origin.CLIENT)
-    append.append(bench.header(1, 16, count=5, attributes=TRANSACTIONAL_BIT))
-    append.append(bench.header(6, 26, count=5, attributes=TRANSACTIONAL_BIT))
-    assert append.started == (16,)
-    assert (append.entry.first_sequence, append.entry.last_sequence) == (1, 10)
-    completed = append.append_marker(bench.header(-1, 40), is_abort=False, coordinator_epoch=15)
+    bench.append(1, 16, count=5, txn=True)
+    bench.append(6, 26, count=5, txn=True)
+    assert bench.states.first_undecided_offset == 16
+    completed = bench.marker(40, coordinator_epoch=15)
     assert completed == CompletedTxn(PID, 16, 40, is_aborted=False)
-    bench.states.update(append)
     entry = bench.entry()
     assert (entry.last_sequence, entry.txn_first_offset, entry.coordinator_epoch) == (10, None, 15)
     assert [batch.last_offset for batch in entry.batches] == [9, 20, 30]

@@ -328,7 +328,5 @@ def test_a_snapshot_and_the_rest_of_the_log_equal_the_whole_log(
 
 
 def apply(states: ProducerStates, header: BatchHeader) -> None:
-    append = states.prepare(header.producer_id, Origin.REPLICATION)
-    append.append(header)
-    states.update(append)
+    states.update(states.check_data(header, Origin.REPLICATION))
     states.update_map_end_offset(header.next_offset)

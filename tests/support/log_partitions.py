@@ -339,7 +339,6 @@ class ProducerBench:
         origin: Origin = Origin.CLIENT,
         timestamp: int | None = None,
     ) -> None:
-        append = self.states.prepare(pid, origin)
         header = self.header(
             sequence,
             offset,
@@ -349,8 +348,7 @@ class ProducerBench:
             attributes=TRANSACTIONAL_BIT if txn else 0,
             timestamp=timestamp,
         )
-        append.append(header)
-        self.states.update(append)
+        self.states.update(self.states.check_data(header, origin))
         self.states.update_map_end_offset(header.next_offset)
 
     def marker(
@@ -363,14 +361,13 @@ class ProducerBench:
         abort: bool = False,
         origin: Origin = Origin.COORDINATOR,
     ) -> CompletedTxn | None:
-        append = self.states.prepare(pid, origin)
         header = self.header(-1, offset, pid=pid, epoch=epoch, attributes=TRANSACTIONAL_BIT | CONTROL_BIT)
-        completed = append.append_marker(header, is_abort=abort, coordinator_epoch=coordinator_epoch)
-        self.states.update(append)
-        if completed is not None:
-            self.states.complete_txn(completed)
+        step = self.states.check_marker(
+            header, origin, is_abort=abort, coordinator_epoch=coordinator_epoch
+        )
+        self.states.update(step)
         self.states.update_map_end_offset(offset + 1)
-        return completed
+        return step.completed
 
     def entry(self, pid: int = PID) -> ProducerEntry:
         """What is known of a producer, which must be known."""

@@ -323,7 +323,7 @@ class PartitionLog:
         return prepared.info()
 
     def _append_batch(self, segment: LogSegment, header: BatchHeader, data: Bytes, origin: Origin) -> None:
-        step = check_batch(self._producers, header, lambda: data, origin) if header.has_producer else None
+        step = check_batch(self._producers, header, lambda: data, origin)
         aborted = None if step is None else step.aborted
         if aborted is not None:
             segment.add_aborted(aborted)
@@ -334,7 +334,7 @@ class PartitionLog:
                 segment.drop_aborted(header.base_offset)
             raise
         if step is not None:
-            step.take(self._producers)
+            self._producers.update(step)
         self._producers.update_map_end_offset(header.next_offset)
         self._extend(segment, position, data, header)
 

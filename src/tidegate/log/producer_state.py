@@ -2,18 +2,16 @@
 
 `ProducerStates` maps producer ids to `ProducerEntry`s and tracks the transactions that readers of committed
 records must not pass: open ones, and complete ones whose marker the high watermark has not passed.
-`ProducerAppend` applies the rules of idempotent and transactional writing to one producer's batches in one
-append; it changes only itself, and `ProducerStates.update` takes over the result after the bytes are written.
+`check_batch` applies the rules of idempotent and transactional writing to one batch and returns its effect;
+`ProducerStates.update` applies that after the bytes are written.
 
     origin        data batches                                   end markers
     CLIENT        epoch, sequence and transaction checks         epoch and coordinator epoch
     COORDINATOR   epoch and transaction checks                   epoch and coordinator epoch
     REPLICATION   none: the leader has made the checks           none; violations are logged
 
-The order for every append is: `duplicate_of`, `prepare`, the append's checks, write the bytes, `update`, and
-for each ended transaction `last_stable_offset`, transaction index, `complete_txn`; then
-`update_map_end_offset`. `check_batch` and `ProducerStep` do this for one stored batch; `rebuild_producers`
-rebuilds the state from snapshots and log.
+The order for every batch is: `duplicate_of`, `check_batch`, transaction index, write the bytes, `update`,
+`update_map_end_offset`. `rebuild_producers` rebuilds the state from snapshots and log.
 
     int16 version 1 | uint32 CRC-32C of bytes 6…end | int32 n | n × 46 bytes:
     int64 producer id, int16 epoch, int32 last sequence, int64 last offset, int32 offset delta,
@@ -39,13 +37,14 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from tidegate.errors import CorruptError, FencedError, InvalidError
+from tidegate.errors import CorruptError, FencedError, InvalidError, TidegateError
 from tidegate.files import Files
 from tidegate.log.batch_file import headers
 from tidegate.log.format.batch import (
@@ -152,11 +151,6 @@ class ProducerEntry:
             None,
             self.batches if epoch == self.epoch else (),
         )
-
-    def merged(self, later: ProducerEntry) -> ProducerEntry:
-        """Return the entry after an append that ended in `later`, which holds only the batches of that append."""
-        kept = self.batches if later.epoch == self.epoch else ()
-        return replace(later, batches=(*kept, *later.batches)[-BATCHES_KEPT:])
 
 
 # -- bytes -----------------------------------------------------------------------------------------
@@ -320,123 +314,95 @@ class CompletedTxn(NamedTuple):
     is_aborted: bool
 
 
-class ProducerAppend:
-    """Checks the batches of one producer in one append, in order, and collects their effects."""
+class ProducerStep(NamedTuple):
+    """The effect of one checked batch; `ProducerStates.update` applies it after the batch was written."""
 
-    def __init__(
-        self,
-        partition: str,
-        current: ProducerEntry,
-        origin: Origin,
-    ) -> None:
-        self.origin = origin
-        self._partition = partition
-        self._current = current
-        self._entry = replace(current, batches=())
-        self._started: list[int] = []
+    entry: ProducerEntry
+    started: int | None = None
+    """The first offset of a transaction that begins with the batch."""
+    completed: CompletedTxn | None = None
+    aborted: AbortedTxn | None = None
 
-    @property
-    def producer_id(self) -> int:
-        return self._current.producer_id
 
-    @property
-    def entry(self) -> ProducerEntry:
-        """The producer after this append, with the batches of this append only."""
-        return self._entry
-
-    @property
-    def started(self) -> tuple[int, ...]:
-        """The first offsets of transactions that began in this append."""
-        return tuple(self._started)
-
-    def append(self, header: BatchHeader) -> None:
-        """Check and add a data batch whose header has its final offsets."""
-        epoch, first_offset = header.producer_epoch, header.base_offset
-        self._check_epoch(epoch, first_offset)
-        if self.origin is Origin.CLIENT:
-            self._check_sequence(epoch, header.base_sequence, first_offset)
-        open_txn = self._entry.txn_first_offset
-        if open_txn is not None and not header.is_transactional:
-            self._refuse_outside_transaction(first_offset, open_txn)
-        batch = BatchMetadata(
-            header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
-        )
-        self._entry = self._entry.with_batch(epoch, batch)
-        if open_txn is None and header.is_transactional:
-            self._entry = replace(self._entry, txn_first_offset=first_offset)
-            self._started.append(first_offset)
-
-    def append_marker(
-        self, header: BatchHeader, *, is_abort: bool, coordinator_epoch: int
-    ) -> CompletedTxn | None:
-        """Check and add an end marker; return the transaction it ended, None when none was open."""
-        offset = header.base_offset
-        self._check_epoch(header.producer_epoch, offset)
-        self._check_coordinator_epoch(coordinator_epoch, offset)
-        first_offset = self._entry.txn_first_offset
-        self._entry = self._entry.with_marker(header.producer_epoch, coordinator_epoch, header.max_timestamp)
-        if first_offset is None:
-            return None
-        return CompletedTxn(self.producer_id, first_offset, offset, is_abort)
-
-    # -- the rules -------------------------------------------------------------------------------
-
-    def _check_epoch(self, epoch: int, offset: int) -> None:
-        if epoch >= self._entry.epoch:
-            return
+def check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin, where: str) -> ProducerStep:
+    """Check a data batch whose header has its final offsets against the producer's state."""
+    epoch, offset = header.producer_epoch, header.base_offset
+    _check_epoch(entry, epoch, offset, origin, where)
+    if origin is Origin.CLIENT:
+        _check_sequence(entry, epoch, header.base_sequence, offset, where)
+    open_txn = entry.txn_first_offset
+    if open_txn is not None and not header.is_transactional:
         message = (
-            f"producer {self.producer_id} wrote to {self._partition} at offset {offset} in epoch {epoch}, "
-            f"but epoch {self._entry.epoch} is known: a newer producer has taken over; stop this one"
-        )
-        if self.origin is not Origin.REPLICATION:
-            raise FencedError(message, kafka_name="INVALID_PRODUCER_EPOCH")
-        _log.warning(message)
-
-    def _check_sequence(self, epoch: int, sequence: int, offset: int) -> None:
-        if epoch != self._entry.epoch:
-            if sequence != 0 and self._entry.epoch != NO_EPOCH:
-                raise self._out_of_order(
-                    offset, sequence, f"its new epoch {epoch} (after {self._entry.epoch}) must start with 0"
-                )
-            return
-        if self._current.epoch == NO_EPOCH:
-            return  # nothing was known before this append, so any sequence is accepted
-        last = self._last_sequence(epoch)
-        if sequence != last + 1 and not (sequence == 0 and last == MAX_SEQUENCE):
-            raise self._out_of_order(offset, sequence, f"the last one is {last}")
-
-    def _last_sequence(self, epoch: int) -> int:
-        if self._entry.batches:
-            return self._entry.last_sequence
-        return self._current.last_sequence if epoch == self._current.epoch else NO_SEQUENCE
-
-    def _check_coordinator_epoch(self, coordinator_epoch: int, offset: int) -> None:
-        if coordinator_epoch >= self._entry.coordinator_epoch:
-            return
-        message = (
-            f"the end marker of producer {self.producer_id} at offset {offset} of {self._partition} has "
-            f"coordinator epoch {coordinator_epoch}, but {self._entry.coordinator_epoch} is known: "
-            f"a newer coordinator has taken over; stop this one"
-        )
-        if self.origin is not Origin.REPLICATION:
-            raise FencedError(message, kafka_name="TRANSACTION_COORDINATOR_FENCED")
-        _log.warning(message)
-
-    def _refuse_outside_transaction(self, offset: int, open_txn: int) -> None:
-        message = (
-            f"producer {self.producer_id} wrote outside a transaction at offset {offset} of {self._partition}"
+            f"producer {entry.producer_id} wrote outside a transaction at offset {offset} of {where}"
             f" while its transaction from offset {open_txn} is open; end that one first"
         )
-        if self.origin is not Origin.REPLICATION:
-            raise InvalidError(message, kafka_name="INVALID_TXN_STATE")
-        _log.warning(message)
+        _refuse(InvalidError(message, kafka_name="INVALID_TXN_STATE"), origin)
+    batch = BatchMetadata(
+        header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
+    )
+    after = entry.with_batch(epoch, batch)
+    if open_txn is None and header.is_transactional:
+        return ProducerStep(replace(after, txn_first_offset=offset), started=offset)
+    return ProducerStep(after)
 
-    def _out_of_order(self, offset: int, sequence: int, why: str) -> InvalidError:
-        return InvalidError(
-            f"producer {self.producer_id} sent sequence {sequence} to {self._partition} (offset {offset}), "
+
+def check_marker(
+    entry: ProducerEntry,
+    header: BatchHeader,
+    origin: Origin,
+    where: str,
+    *,
+    is_abort: bool,
+    coordinator_epoch: int,
+) -> ProducerStep:
+    """Check an end marker against the producer's state; it completes the open transaction, if there is one."""
+    offset = header.base_offset
+    _check_epoch(entry, header.producer_epoch, offset, origin, where)
+    if coordinator_epoch < entry.coordinator_epoch:
+        message = (
+            f"the end marker of producer {entry.producer_id} at offset {offset} of {where} has "
+            f"coordinator epoch {coordinator_epoch}, but {entry.coordinator_epoch} is known: "
+            f"a newer coordinator has taken over; stop this one"
+        )
+        _refuse(FencedError(message, kafka_name="TRANSACTION_COORDINATOR_FENCED"), origin)
+    after = entry.with_marker(header.producer_epoch, coordinator_epoch, header.max_timestamp)
+    first_offset = entry.txn_first_offset
+    if first_offset is None:
+        return ProducerStep(after)
+    return ProducerStep(after, completed=CompletedTxn(entry.producer_id, first_offset, offset, is_abort))
+
+
+def _check_epoch(entry: ProducerEntry, epoch: int, offset: int, origin: Origin, where: str) -> None:
+    if epoch < entry.epoch:
+        message = (
+            f"producer {entry.producer_id} wrote to {where} at offset {offset} in epoch {epoch}, "
+            f"but epoch {entry.epoch} is known: a newer producer has taken over; stop this one"
+        )
+        _refuse(FencedError(message, kafka_name="INVALID_PRODUCER_EPOCH"), origin)
+
+
+def _check_sequence(entry: ProducerEntry, epoch: int, sequence: int, offset: int, where: str) -> None:
+    if entry.epoch == NO_EPOCH:
+        return  # nothing is known, so any sequence is accepted
+    last = entry.last_sequence
+    if epoch != entry.epoch:
+        why = f"its new epoch {epoch} (after {entry.epoch}) must start with 0" if sequence != 0 else None
+    else:
+        follows = sequence == last + 1 or (sequence == 0 and last == MAX_SEQUENCE)
+        why = None if follows else f"the last one is {last}"
+    if why is not None:
+        raise InvalidError(
+            f"producer {entry.producer_id} sent sequence {sequence} to {where} (offset {offset}), "
             f"but {why}: a batch is missing or came twice; resend from the first unacknowledged batch",
             kafka_name="OUT_OF_ORDER_SEQUENCE_NUMBER",
         )
+
+
+def _refuse(error: TidegateError, origin: Origin) -> None:
+    """Raise the error, or log it for a replica: its leader has made the checks."""
+    if origin is not Origin.REPLICATION:
+        raise error
+    _log.warning("%s", error)
 
 
 class ProducerStates:
@@ -502,20 +468,40 @@ class ProducerStates:
             return None
         return entry.find_batch(header.producer_epoch, header.base_sequence, header.last_sequence)
 
-    def prepare(self, producer_id: int, origin: Origin) -> ProducerAppend:
-        """Start checking one producer's batches of an append."""
-        current = self._producers.get(producer_id) or ProducerEntry(producer_id)
-        return ProducerAppend(self.folder.name, current, origin)
+    def check_data(self, header: BatchHeader, origin: Origin) -> ProducerStep:
+        """Check a data batch; changes nothing (I1)."""
+        return check_data(self.known(header.producer_id), header, origin, self.folder.name)
 
-    def update(self, append: ProducerAppend) -> None:
-        """Apply a finished append to the state."""
-        producer_id = append.producer_id
+    def check_marker(
+        self, header: BatchHeader, origin: Origin, *, is_abort: bool, coordinator_epoch: int
+    ) -> ProducerStep:
+        """Check a transaction marker; changes nothing (I1)."""
+        step = check_marker(
+            self.known(header.producer_id),
+            header,
+            origin,
+            self.folder.name,
+            is_abort=is_abort,
+            coordinator_epoch=coordinator_epoch,
+        )
+        if step.completed is None or not is_abort:
+            return step
+        stable = self.last_stable_offset(step.completed)
+        return step._replace(aborted=AbortedTxn(*step.completed[:3], stable))
+
+    def known(self, producer_id: int) -> ProducerEntry:
+        """Return the state of a producer, also of one that has written nothing yet."""
         if producer_id < 0:
             raise InvalidError(f"{self.folder.name}: producer id {producer_id} has no state")
-        known = self._producers.get(producer_id)
-        self._producers[producer_id] = append.entry if known is None else known.merged(append.entry)
-        for first_offset in append.started:
-            self._begin(producer_id, first_offset)
+        return self._producers.get(producer_id) or ProducerEntry(producer_id)
+
+    def update(self, step: ProducerStep) -> None:
+        """Apply the effect of a batch, after it was written."""
+        self._producers[step.entry.producer_id] = step.entry
+        if step.started is not None:
+            self._begin(step.entry.producer_id, step.started)
+        if step.completed is not None:
+            self.complete_txn(step.completed)
 
     def update_map_end_offset(self, offset: int) -> None:
         """Record that the state covers the log up to `offset`, exclusive."""
@@ -663,41 +649,25 @@ class ProducerStates:
         self._open[first_offset] = producer_id
 
 
-class ProducerStep(NamedTuple):
-    """The effect of one batch on its producer; `take` applies it."""
-
-    append: ProducerAppend
-    completed: CompletedTxn | None
-    aborted: AbortedTxn | None
-
-    def take(self, producers: ProducerStates) -> None:
-        """Apply the effect, after the batch was written."""
-        producers.update(self.append)
-        if self.completed is not None:
-            producers.complete_txn(self.completed)
-
-
 def check_batch(
     producers: ProducerStates, header: BatchHeader, content: Callable[[], Buffer], origin: Origin
-) -> ProducerStep:
-    """Check a batch that has a producer; `content` returns its bytes and is called only for markers."""
-    append = producers.prepare(header.producer_id, origin)
-    completed = None
+) -> ProducerStep | None:
+    """Check a batch; `content` returns its bytes and is called only for markers. None without a producer."""
+    if not header.has_producer:
+        return None
     if not header.is_control:
-        append.append(header)
-    elif header.count > 0:  # a compacted marker leaves an empty batch
-        control = read_control(content())
-        if control.ends_transaction:
-            completed = append.append_marker(
-                header,
-                is_abort=control.kind is ControlType.ABORT,
-                coordinator_epoch=control.coordinator_epoch or 0,
-            )
-    aborted = None
-    if completed is not None and completed.is_aborted:
-        stable = producers.last_stable_offset(completed)
-        aborted = AbortedTxn(completed.producer_id, completed.first_offset, completed.last_offset, stable)
-    return ProducerStep(append, completed, aborted)
+        return producers.check_data(header, origin)
+    control = (
+        read_control(content()) if header.count > 0 else None
+    )  # a compacted marker leaves an empty batch
+    if control is None or not control.ends_transaction:
+        return ProducerStep(producers.known(header.producer_id))  # registers the producer, as a broker does
+    return producers.check_marker(
+        header,
+        origin,
+        is_abort=control.kind is ControlType.ABORT,
+        coordinator_epoch=control.coordinator_epoch or 0,
+    )
 
 
 def replay_segment(producers: ProducerStates, segment: LogSegment, start: int, end: int) -> None:
@@ -708,13 +678,9 @@ def replay_segment(producers: ProducerStates, segment: LogSegment, start: int, e
         if place is None:
             return
         for position, header in headers(file, place.position, end):
-            if header.has_producer:
-                content = _reading(file.read_at, position, header.size)
-                check_batch(producers, header, content, Origin.REPLICATION).take(producers)
-
-
-def _reading(read_at: Callable[[int, int], bytes], position: int, size: int) -> Callable[[], bytes]:
-    return lambda: read_at(position, size)
+            content = partial(file.read_at, position, header.size)
+            if (step := check_batch(producers, header, content, Origin.REPLICATION)) is not None:
+                producers.update(step)
 
 
 def rebuild_producers(

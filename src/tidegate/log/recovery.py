@@ -76,17 +76,15 @@ def recover_segment(segment: LogSegment, producers: ProducerStates, epochs: Lead
         for position, header in _until_damage(sound_headers(file, 0, segment.size)):
             if not segment.holds(header.last_offset):
                 raise OffsetOverflowError(segment, header, position)
-            step = None
-            if header.has_producer:
-                content = partial(file.read_at, position, header.size)
-                try:
-                    step = check_batch(producers, header, content, Origin.REPLICATION)
-                except CorruptError:  # an unreadable marker ends the log as a bad batch does
-                    break
+            content = partial(file.read_at, position, header.size)
+            try:
+                step = check_batch(producers, header, content, Origin.REPLICATION)
+            except CorruptError:  # an unreadable marker ends the log as a bad batch does
+                break
             segment.reindex(header, position)
             note_epoch(epochs, header)
             if step is not None:
-                step.take(producers)
+                producers.update(step)
                 if step.aborted is not None:
                     segment.add_aborted(step.aborted)
             producers.update_map_end_offset(header.next_offset)
