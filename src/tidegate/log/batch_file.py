@@ -277,15 +277,23 @@ _MAGIC_BYTE: Final = bytes([MAGIC])
 
 
 def next_sound_batch(
-    file: File, position: int, end: int, *, min_offset: int = 0
+    file: File, position: int, end: int, *, min_offset: int = 0, below: int | None = None
 ) -> tuple[int, BatchHeader] | None:
-    """Return the first batch at or after byte `position` whose CRC matches and whose base is ≥ `min_offset`."""
+    """Return the first batch at or after byte `position` with a right CRC and offsets in [`min_offset`, `below`)."""
     for candidate in _candidates(file, position, end, min_offset):
-        try:
-            return next(sound_headers(file, candidate, end))
-        except CorruptError:
-            continue
+        with suppress(CorruptError):
+            found = next(sound_headers(file, candidate, end))
+            if below is None or found[1].last_offset < below:
+                return found
     return None
+
+
+def is_zero(file: File, start: int, end: int) -> bool:
+    """Return whether these bytes are only the zeros of preallocation."""
+    return not any(
+        file.read_at(position, min(CHECK_BYTES, end - position)).strip(b"\0")
+        for position in range(start, end, CHECK_BYTES)
+    )
 
 
 def sound_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:

@@ -160,6 +160,12 @@ class TopicEntry:
     config: Mapping[str, str]
     encoding: Mapping[str, Any] | None = None
 
+    def described(self, name: str, broker: BrokerConfig) -> TopicDescription:
+        config = TopicConfig.of(self.config, broker=broker)
+        return TopicDescription(
+            name, tuple(range(self.partitions)), config, self.topic_id, encoding=self.encoding
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
@@ -320,16 +326,7 @@ class LogFolder:
         broker = self.broker_config()
         if not self.is_ours():
             return self._described_from_folders(broker)
-        return [
-            TopicDescription(
-                name,
-                tuple(range(entry.partitions)),
-                TopicConfig.of(entry.config, broker=broker),
-                entry.topic_id,
-                encoding=entry.encoding,
-            )
-            for name, entry in sorted(self.read().topics.items())
-        ]
+        return [entry.described(name, broker) for name, entry in sorted(self.read().topics.items())]
 
     def describe(self, topic: str) -> TopicDescription:
         """Return one topic, or raise an error that names the most similar one."""
@@ -345,11 +342,7 @@ class LogFolder:
             if topic not in described:
                 raise unknown_topic(topic, described)
             return described[topic]
-        entry = self.read().entry(topic)
-        config = TopicConfig.of(entry.config, broker=self.broker_config())
-        return TopicDescription(
-            topic, tuple(range(entry.partitions)), config, entry.topic_id, encoding=entry.encoding
-        )
+        return self.read().entry(topic).described(topic, self.broker_config())
 
     def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
         """Return the id and number of partitions of each given topic that exists."""

@@ -241,11 +241,6 @@ def remove_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
 # -- internals ---------------------------------------------------------------------------------------
 
 
-def read_text_file(path: Path, *, files: Files) -> bytes:
-    """Return the bytes of a checkpoint; empty when it is missing, an error when it is absurdly long."""
-    return _read(path, files)
-
-
 def _read(path: Path, files: Files, *, limit: int = CHECKPOINT_LIMIT_BYTES) -> bytes:
     found = files.stat(path)
     if found is None:
@@ -310,23 +305,15 @@ class EpochEnd(NamedTuple):
 class LeaderEpochs:
     """The leader epochs of one partition, oldest first; a damaged file raises `CorruptError` at once."""
 
-    def __init__(self, path: Path, *, files: Files) -> None:
+    def __init__(self, path: Path, *, files: Files, ignore_file: bool = False) -> None:
+        """Read the file; with `ignore_file` begin without entries, to rebuild them from the log."""
         self.path = path
         self._files = files
         self._lock = threading.Lock()
         self._entries: list[EpochEntry] = []
-        for entry in parse_checkpoint(read_text_file(path, files=files), _epoch_line, path=path):
+        stored = b"" if ignore_file else _read(path, files)
+        for entry in parse_checkpoint(stored, _epoch_line, path=path):
             self._entries = _with_entry(self._entries, entry)
-
-    @classmethod
-    def empty(cls, path: Path, *, files: Files) -> LeaderEpochs:
-        """Start without entries, whatever the file holds, to rebuild it from the log. Writes nothing yet."""
-        epochs = cls.__new__(cls)
-        epochs.path = path
-        epochs._files = files
-        epochs._lock = threading.Lock()
-        epochs._entries = []
-        return epochs
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
@@ -368,7 +355,7 @@ class LeaderEpochs:
                 return EpochEnd(NO_EPOCH, NO_OFFSET)
             if entries[-1].epoch == epoch:
                 return EpochEnd(epoch, log_end)
-            higher = bisect_right(entries, epoch, key=_epoch_of)
+            higher = bisect_right(entries, epoch, key=lambda entry: entry.epoch)
             if higher == len(entries):
                 return EpochEnd(NO_EPOCH, NO_OFFSET)
             # Below the first known epoch the result has the requested one: its data is gone from the log.
@@ -378,7 +365,7 @@ class LeaderEpochs:
     def truncate_from_start(self, start_offset: int) -> None:
         """Drop what lies before `start_offset`; the epoch that covers it now starts there."""
         with self._lock:
-            gone = bisect_right(self._entries, start_offset, key=_start_of)
+            gone = bisect_right(self._entries, start_offset, key=lambda entry: entry.start_offset)
             if gone == 0:
                 return
             kept = [EpochEntry(self._entries[gone - 1].epoch, start_offset), *self._entries[gone:]]
@@ -388,7 +375,7 @@ class LeaderEpochs:
     def truncate_from_end(self, end_offset: int) -> None:
         """Drop epochs that start at or after `end_offset` (a negative one changes nothing)."""
         with self._lock:
-            kept = bisect_left(self._entries, end_offset, key=_start_of)
+            kept = bisect_left(self._entries, end_offset, key=lambda entry: entry.start_offset)
             if end_offset >= 0 and kept < len(self._entries):
                 self._replace(self._entries[:kept])
 
@@ -422,14 +409,6 @@ def _epoch_line(fields: list[str]) -> EpochEntry | None:
         return None
     epoch, start_offset = parse_integer(fields[0], 0, INT32_MAX), parse_integer(fields[1], 0, INT64_MAX)
     return None if epoch is None or start_offset is None else EpochEntry(epoch, start_offset)
-
-
-def _epoch_of(entry: EpochEntry) -> int:
-    return entry.epoch
-
-
-def _start_of(entry: EpochEntry) -> int:
-    return entry.start_offset
 
 
 CLOSED_NAME = "tidegate.closed"

@@ -79,6 +79,7 @@ from tidegate.log.format.batch import (
 )
 from tidegate.log.format.compression import compress, decompress
 from tidegate.log.format.encode import empty_batch
+from tidegate.log.format.records import binary_buffers
 from tidegate.log.indexes import AbortedTxn
 from tidegate.randomness import Randomness
 
@@ -161,14 +162,6 @@ HEADER: Final = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """The new bytes of the rebuilt batches in order, and the largest timestamp of each."""
-
-    batches: list[bytes | memoryview]
-    max_timestamps: Longs
-
-
 def rebuild(
     buffer: bytes,
     table: BatchTable,
@@ -179,8 +172,10 @@ def rebuild(
     new_horizon: Flags,
     horizon_ms: int,
     max_decompressed_bytes: int,
-) -> Rebuilt:
+) -> tuple[list[bytes | memoryview], Longs]:
     """Rebuild the batches `chosen` (indices into the table), each of which keeps at least one record.
+
+    Return their new bytes in order, and the largest timestamp of each.
 
     `keep` and `timestamps` have one entry for each record of the table, `new_horizon` one for each chosen batch.
     """
@@ -212,7 +207,7 @@ def rebuild(
         batches[index] = _rebuild_compressed(
             buffer, rows[index : index + 1], heads[index : index + 1], keep, max_decompressed_bytes
         )
-    return Rebuilt(batches, largest)
+    return batches, largest
 
 
 def _survivors(
@@ -371,7 +366,7 @@ class CleaningFilter:
         rebuilt = np.flatnonzero((verdicts.kept > 0) & ~verdicts.verbatim)
         if len(rebuilt):
             timestamps = pc.fill_null(records.column("timestamp").cast(pa.int64()), -1).to_numpy()
-            done = rebuild(
+            batches, newest = rebuild(
                 buffer,
                 table,
                 rebuilt,
@@ -381,9 +376,9 @@ class CleaningFilter:
                 horizon_ms=min(self._rules.now_ms + self._rules.delete_retention_ms, int(_LARGEST)),
                 max_decompressed_bytes=self._rules.max_decompressed_bytes,
             )
-            sizes[rebuilt] = [len(batch) for batch in done.batches]
-            max_timestamps[rebuilt] = done.max_timestamps
-            pieces += zip(rebuilt.tolist(), done.batches, strict=True)
+            sizes[rebuilt] = [len(batch) for batch in batches]
+            max_timestamps[rebuilt] = newest
+            pieces += zip(rebuilt.tolist(), batches, strict=True)
         pieces.sort(key=lambda piece: piece[0])
         remaining = sizes > 0
         return Kept(
@@ -540,7 +535,7 @@ class KeyMap:
         return found
 
     def _fingerprints(self, keys: pa.Array, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        bounds, data = key_buffers(keys)
+        data, bounds = binary_buffers(keys)
         prints = np.empty((len(mask), 2), np.uint64)
         fingerprint_keys(data, bounds, mask, *self._secret, prints)
         return prints
@@ -561,14 +556,3 @@ class KeyMap:
 
     def _empty_table(self, slots: int) -> np.ndarray[Any, Any]:
         return np.zeros((max(slots, 2), 3), np.uint64)
-
-
-def key_buffers(keys: pa.Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the n + 1 int32 bounds and the bytes of an Arrow binary column, without a copy."""
-    _, bounds_buffer, data_buffer = keys.buffers()
-    if bounds_buffer is None or len(keys) == 0:
-        return np.zeros(len(keys) + 1, np.int32), np.empty(0, np.uint8)
-    bounds = np.frombuffer(bounds_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    if data_buffer is None:
-        return bounds, np.empty(0, np.uint8)
-    return bounds, np.frombuffer(data_buffer, np.uint8)

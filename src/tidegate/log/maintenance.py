@@ -70,7 +70,7 @@ from tidegate.log.checkpoints import (
 from tidegate.log.compaction_plan import Cleanable, Limits, cleanable, dirtiest
 from tidegate.log.locks import MaintenanceLock
 from tidegate.log.retention import Bounds, Removal, RetentionReport, apply_retention, plan_retention
-from tidegate.log.segment import LogSegment
+from tidegate.log.segment import LogSegment, read_only_segment
 from tidegate.log.topic_config import TopicConfig
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduled
@@ -170,14 +170,11 @@ class PartitionSnapshot:
         *,
         files: Files,
         clock: Clock,
-        randomness: Randomness,
     ) -> PartitionSnapshot:
         """Return the snapshot of a partition that is not open here, from its folder; locks and changes nothing."""
         seen = view.bounds()
         segments = [
-            LogSegment(
-                view.folder, base, config, files=files, clock=clock, randomness=randomness, read_only=True
-            )
+            read_only_segment(view.folder, base, config, files=files, clock=clock)
             for base, _ in view.segment_sizes()
         ]
         bounds = Bounds(seen.log_start, seen.high_watermark, seen.high_watermark)
@@ -286,13 +283,8 @@ class Housekeeping:
 
     def _clean_idle(self, place: TopicPartition, *, dry_run: bool) -> PartitionOutcome:
         view = self._owner.view(*place)
-        snapshot = PartitionSnapshot.from_folder(
-            view,
-            self._owner.describe(place.topic).config,
-            files=self._files,
-            clock=self._clock,
-            randomness=self._randomness,
-        )
+        config = self._owner.describe(place.topic).config
+        snapshot = PartitionSnapshot.from_folder(view, config, files=self._files, clock=self._clock)
         expected = self._expect(snapshot)
         # Only opening completes a segment replacement whose writer died; readers wait for that.
         is_half_replaced = view.bounds().generation % 2 == 1

@@ -44,7 +44,7 @@ from tidegate.log.format.batch import HEADER_SIZE, BatchHeader
 from tidegate.log.format.partition_files import LOG, SNAPSHOT, offset_file, offsets_of
 from tidegate.log.indexes import AbortedTxn
 from tidegate.log.producer_state import read_snapshot
-from tidegate.log.segment import LogSegment, SegmentList
+from tidegate.log.segment import LogSegment, SegmentList, read_only_segment
 from tidegate.log.topic_config import TopicConfig
 from tidegate.log.watermark import (
     WATERMARK_NAME,
@@ -54,7 +54,6 @@ from tidegate.log.watermark import (
     newest,
     read_slots,
 )
-from tidegate.randomness import SeededRandomness
 
 
 def first_open_transaction(files: Files, folder: Path, bases: Sequence[int], end: int) -> int | None:
@@ -335,15 +334,7 @@ class PartitionView:
         return offsets_of(names, LOG)
 
     def _segment(self, base_offset: int) -> LogSegment:
-        return LogSegment(
-            self.folder,
-            base_offset,
-            self._config,
-            files=self._files,
-            clock=self._clock,
-            randomness=_UNUSED_CHANCE,
-            read_only=True,
-        )
+        return read_only_segment(self.folder, base_offset, self._config, files=self._files, clock=self._clock)
 
     def _is_settled(self, bounds: Bounds) -> bool:
         """Return whether no process renames log segments, by generation and a second listing of the folder (V3)."""
@@ -399,11 +390,6 @@ class PartitionView:
         # Less than the durable end is damage; it is included in the range, so that reading it raises.
         end = max(self._tail[1], start, 0 if old is None else old.durable_end)
         return Bounds(start, end, end, NO_GENERATION)
-
-
-_UNUSED_CHANCE = SeededRandomness(
-    0
-)  # a log segment computes a roll jitter, but a read-only one is never rolled
 
 
 def _end_of_last_batch(segment: LogSegment) -> int:

@@ -49,7 +49,7 @@ from typing import Final, TypeAlias
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InvalidError, verify_command
 from tidegate.files import File, Files
-from tidegate.log.batch_file import next_sound_batch, sound_batches, sound_headers
+from tidegate.log.batch_file import is_zero, next_sound_batch, sound_batches, sound_headers
 from tidegate.log.checkpoints import LEADER_EPOCHS, LeaderEpochs
 from tidegate.log.format.batch import BatchHeader
 from tidegate.log.format.partition_files import INDEX, INDEX_SUFFIXES, LOG, TIME_INDEX, TRANSACTION_INDEX
@@ -107,8 +107,6 @@ def _until_damage(batches: Iterator[tuple[int, BatchHeader]]) -> Iterator[tuple[
 
 
 logger = logging.getLogger("tidegate.log")
-
-_LOOK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +168,7 @@ class SafeRecovery:
         with segment.reader() as file:
             bad_at, expected = _first_bad(file, segment, self.high_watermark)
             behind = next_sound_batch(file, bad_at, segment.size) if bad_at < segment.size else None
+            is_harmless = self.is_certain or is_zero(file, bad_at, segment.size)
         if bad_at == segment.size:
             if not self.damages:
                 return recover_segment(segment, producers, epochs)
@@ -181,7 +180,7 @@ class SafeRecovery:
         if self.damages or offset < promised:
             self._keep(segment, bad_at, offset)
             return 0
-        if behind is not None or not (self.is_certain or _is_zero(segment, bad_at)):
+        if behind is not None or not is_harmless:
             keep_cut(segment, bad_at, self.files)
         self._tell_cut(segment, bad_at, offset)
         return recover_segment(segment, producers, epochs)
@@ -226,15 +225,6 @@ def keep_cut(segment: LogSegment, bad_at: int, files: Files) -> Path:
         segment.path, len(tail), bad_at, path.name,
     )  # fmt: skip
     return path
-
-
-def _is_zero(segment: LogSegment, start: int) -> bool:
-    """Return whether the rest of the file is only the zeros of preallocation."""
-    with segment.reader() as file:
-        for position in range(start, segment.size, _LOOK_BYTES):
-            if any(file.read_at(position, min(_LOOK_BYTES, segment.size - position))):
-                return False
-    return True
 
 
 def _first_bad(file: File, segment: LogSegment, high_watermark: int) -> tuple[int, int]:
@@ -481,7 +471,7 @@ class Loader:
         try:
             return LeaderEpochs(path, files=files), False
         except CorruptError:
-            return LeaderEpochs.empty(path, files=files), True
+            return LeaderEpochs(path, files=files, ignore_file=True), True
 
     def _trim_epochs(self, log_end: int) -> None:
         # A broker continues without the checkpoint; Tidegate rebuilds the epochs from the batches.

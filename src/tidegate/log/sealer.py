@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from tidegate.errors import CorruptError
@@ -35,24 +36,20 @@ from tidegate.log.seals import (
 from tidegate.log.segment import LogSegment
 
 
+@dataclass(slots=True)
 class Tally:
-    """The facts of a segment that a seal stores next to checksums; updated batch by batch."""
+    """The facts of a segment that a seal stores next to checksums, in its order; updated batch by batch."""
 
-    def __init__(self, base_offset: int) -> None:
-        self.next_offset = base_offset
-        self.records = 0
-        self.batches = 0
-        self.first_timestamp = NO_TIMESTAMP
-        self.max_timestamp = NO_TIMESTAMP
-        self.max_timestamp_offset = base_offset
+    next_offset: int
+    records: int = 0
+    batches: int = 0
+    first_timestamp: int = NO_TIMESTAMP
+    max_timestamp: int = NO_TIMESTAMP
+    max_timestamp_offset: int = 0
 
     @classmethod
     def of_seal(cls, seal: Seal) -> Tally:
-        tally = cls(seal.base_offset)
-        for name in ("next_offset", "records", "batches", "first_timestamp", "max_timestamp"):
-            setattr(tally, name, getattr(seal, name))
-        tally.max_timestamp_offset = seal.max_timestamp_offset
-        return tally
+        return cls(*(getattr(seal, each.name) for each in fields(cls)))
 
     def add(self, header: BatchHeader) -> None:
         if self.batches == 0:
@@ -62,18 +59,6 @@ class Tally:
         self.batches += 1
         self.records += 0 if header.is_control else header.count
         self.next_offset = header.next_offset
-
-    def seal(self, base_offset: int, files: dict[str, FileSum]) -> Seal:
-        return Seal(
-            base_offset,
-            self.next_offset,
-            self.records,
-            self.batches,
-            self.first_timestamp,
-            self.max_timestamp,
-            self.max_timestamp_offset,
-            files,
-        )
 
 
 class Sealer:
@@ -110,7 +95,7 @@ class Sealer:
 
     def _rolled(self, finished: LogSegment) -> None:
         self._write(finished.base_offset, self._sums.sum(), self._tally)
-        self._sums, self._tally = BlockSums(), Tally(self._log.active_segment.base_offset)
+        self._sums, self._tally = BlockSums(), _new_tally(self._log.active_segment.base_offset)
 
     def _truncated(self, active: LogSegment) -> None:
         self._remove(active.base_offset)
@@ -146,11 +131,7 @@ class Sealer:
         remove_seal(self._files, self._folder, base_offset)
 
     def _write(self, base_offset: int, log_sum: FileSum, tally: Tally) -> None:
-        write_seal(
-            self._files,
-            self._folder,
-            tally.seal(base_offset, _sums(self._files, self._folder, base_offset, log_sum)),
-        )
+        _write_seal(self._files, self._folder, base_offset, log_sum, tally)
 
 
 def seal_of_end(files: Files, folder: Path, base_offset: int) -> Seal | None:
@@ -180,24 +161,28 @@ def remove_seal(files: Files, folder: Path, base_offset: int) -> None:
 def seal_as_found(files: Files, folder: Path, segment: LogSegment) -> Seal:
     """Accept a segment as it is on disk: read it and write its seal."""
     sums, tally = _measure(segment, files)
-    seal = tally.seal(segment.base_offset, _sums(files, folder, segment.base_offset, sums.sum()))
-    write_seal(files, folder, seal)
-    return seal
+    return _write_seal(files, folder, segment.base_offset, sums.sum(), tally)
 
 
 def _measure(segment: LogSegment, files: Files) -> tuple[BlockSums, Tally]:
     """Compute sums and counts by reading the segment."""
     found = sum_file(files, segment.path, limit=segment.size)
-    tally = Tally(segment.base_offset)
+    tally = _new_tally(segment.base_offset)
     for _, header in segment.batches():
         tally.add(header)
     return BlockSums(found), tally
 
 
-def _sums(files: Files, folder: Path, base_offset: int, log_sum: FileSum) -> dict[str, FileSum]:
+def _new_tally(base_offset: int) -> Tally:
+    return Tally(base_offset, max_timestamp_offset=base_offset)
+
+
+def _write_seal(files: Files, folder: Path, base_offset: int, log_sum: FileSum, tally: Tally) -> Seal:
     sums = {LOG: log_sum}
     for suffix in INDEX_SUFFIXES:
         found = sum_file(files, offset_file(folder, base_offset, suffix))
         if found is not None:
             sums[suffix] = found
-    return sums
+    seal = Seal(base_offset, *astuple(tally), files=sums)
+    write_seal(files, folder, seal)
+    return seal

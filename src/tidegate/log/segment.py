@@ -69,7 +69,7 @@ from tidegate.log.indexes import (
 )
 from tidegate.log.seals import Seal, read_seal, sum_file
 from tidegate.log.topic_config import TopicConfig
-from tidegate.randomness import Randomness
+from tidegate.randomness import Randomness, SeededRandomness
 
 logger = logging.getLogger("tidegate.log")
 
@@ -570,6 +570,18 @@ class LogSegment:
             path = offset_file(self.folder, self.base_offset, kind, self.suffix)
             if self._files.exists(path):
                 self._files.set_mtime_ms(path, mtime_ms)
+
+
+_UNUSED_CHANCE = SeededRandomness(0)  # for the roll jitter of segments that are never rolled
+
+
+def read_only_segment(
+    folder: Path, base_offset: int, config: TopicConfig, *, files: Files, clock: Clock
+) -> LogSegment:
+    """Return a log segment that another process may be writing; nothing of it is changed."""
+    return LogSegment(
+        folder, base_offset, config, files=files, clock=clock, randomness=_UNUSED_CHANCE, read_only=True
+    )
 
 
 class SegmentList:

@@ -125,7 +125,7 @@ def _setting(
     choices: tuple[str, ...] = (),
 ) -> Any:
     """Declare a setting; its name is the field's, with dots for underscores."""
-    return field(default=default, metadata={"kind": kind, "rest": (summary, minimum, maximum, choices)})
+    return field(default=default, metadata={"setting": (kind, default, summary, minimum, maximum, choices)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,9 +414,9 @@ def _inherited(topic_key: str, broker_values: Mapping[str, SettingValue]) -> tup
 def _settings_of(config: type, noun: str) -> Settings:
     return Settings(
         [
-            Setting(each.name.replace("_", "."), each.metadata["kind"], each.default, *each.metadata["rest"])
+            Setting(each.name.replace("_", "."), *each.metadata["setting"])
             for each in fields(config)
-            if "kind" in each.metadata
+            if each.metadata
         ],
         noun=noun,
     )

@@ -57,16 +57,7 @@ class Watermark(NamedTuple):
     boot: int = 0
 
     def pack(self) -> bytes:
-        body = _BODY.pack(
-            _MAGIC,
-            self.sequence,
-            self.log_start,
-            self.high_watermark,
-            self.durable_end,
-            self.last_stable,
-            self.generation,
-            self.boot,
-        )
+        body = _BODY.pack(_MAGIC, *self)
         return body + _CRC.pack(crc32.iscsi(body))
 
 

@@ -276,12 +276,17 @@ def stamp(
 
 
 def corrupt_batch(
-    what: str, path: Path | str | None, position: int, offset: int | None = None
+    what: str,
+    path: Path | str | None,
+    position: int,
+    offset: int | None = None,
+    kafka_name: str = "CORRUPT_MESSAGE",
 ) -> CorruptError:
     """Return the error about the batch at `position`; `what` is the predicate of the sentence."""
     place = f"position {position}" + (f" of {path}" if path is not None else "")
     named = "" if offset is None else f" (base offset {offset})"
-    return CorruptError(f"the batch at {place}{named} {what}", path=path, position=position, offset=offset)
+    message = f"the batch at {place}{named} {what}"
+    return CorruptError(message, path=path, position=position, offset=offset, kafka_name=kafka_name)
 
 
 # --- single records

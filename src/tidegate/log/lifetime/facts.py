@@ -28,14 +28,11 @@ from tidegate.log.lifetime.lifetime import (
 )
 from tidegate.log.locks import owner_status
 from tidegate.log.partition_reader import PartitionView
-from tidegate.log.segment import LogSegment
+from tidegate.log.segment import LogSegment, read_only_segment
 from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
 from tidegate.log.topic_config import BrokerConfig, Source, TopicConfig
-from tidegate.randomness import SeededRandomness
 
 # -- facts -----------------------------------------------------------------------------------------
-
-_UNUSED_CHANCE = SeededRandomness(0)
 
 
 def attending_interval_ms(
@@ -72,18 +69,7 @@ def partition_facts(
     """Return the facts of the partition as it is now."""
     bounds = view.bounds()
     bases = [base for base, _ in view.segment_sizes()]
-    segments = [
-        LogSegment(
-            view.folder,
-            base,
-            config,
-            files=files,
-            clock=clock,
-            randomness=_UNUSED_CHANCE,
-            read_only=True,
-        )
-        for base in bases
-    ]
+    segments = [read_only_segment(view.folder, base, config, files=files, clock=clock) for base in bases]
     facts: list[SegmentFacts] = []
     log_end = bounds.high_watermark
     for number, segment in enumerate(segments):

@@ -350,18 +350,9 @@ class SegmentLifetime:
     change: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self.segment) | {
-            "rule": self.rule.value,
-            "due_ms": self.due_ms,
-            "gone_earliest_ms": self.gone_earliest_ms,
-            "gone_latest_ms": self.gone_latest_ms,
-            "disk_earliest_ms": self.disk_earliest_ms,
-            "disk_latest_ms": self.disk_latest_ms,
-            "headroom_bytes": self.headroom_bytes,
-            "blocked_by": self.blocked_by,
-            "because": self.because,
-            "change": self.change,
-        }
+        facts = asdict(self)
+        segment: dict[str, Any] = facts.pop("segment")
+        return segment | facts | {"rule": self.rule.value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from tidegate.log.verify.findings import Findings, Severity
 from tidegate.log.verify.index_checks import (
     CACHED_BATCHES,
     MODULO,
-    BatchColumns,
+    BatchRows,
     Gap,
     ProducerTrack,
     Sent,
@@ -330,7 +330,7 @@ class SequenceCheck:
         producers = table.producer_id[rows]
         cuts = np.flatnonzero(producers[1:] != producers[:-1]) + 1
         starts = np.concatenate(([0], cuts, [len(rows)]))
-        columns = BatchColumns.of(table, rows, numbered)
+        columns = BatchRows(table.rows[rows], numbered[rows])
         for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
             self._group(int(producers[low]), columns.where(slice(low, high)), run, path)
         if len(self.tracks) > MAX_TRACKS:
@@ -361,7 +361,7 @@ class SequenceCheck:
 
     # -- one producer in one window --------------------------------------------------------------
 
-    def _group(self, producer_id: int, columns: BatchColumns, run: CheckedRun, path: Path) -> None:
+    def _group(self, producer_id: int, columns: BatchRows, run: CheckedRun, path: Path) -> None:
         track = self.tracks.get(producer_id)
         if track is not None and (columns.epoch == track.epoch).all():
             columns = columns.where(columns.numbered)  # markers of the same epoch change nothing
@@ -375,7 +375,7 @@ class SequenceCheck:
         if track is not None:
             self._remember(track)
 
-    def _leading_sound(self, track: ProducerTrack, columns: BatchColumns) -> int:
+    def _leading_sound(self, track: ProducerTrack, columns: BatchRows) -> int:
         """Return how many batches from the first on continue the producer's numbers in its epoch."""
         previous = np.concatenate(([track.last], columns.last[:-1]))
         follows = columns.numbered & (columns.epoch == track.epoch)
@@ -384,7 +384,7 @@ class SequenceCheck:
         return len(columns) if follows.all() else int(follows.argmin())
 
     def _advance(
-        self, track: ProducerTrack, columns: BatchColumns, count: int, run: CheckedRun, path: Path
+        self, track: ProducerTrack, columns: BatchRows, count: int, run: CheckedRun, path: Path
     ) -> None:
         track.last = int(columns.last[count - 1])
         for row in range(max(0, count - CACHED_BATCHES), count):
@@ -394,7 +394,7 @@ class SequenceCheck:
         self,
         track: ProducerTrack | None,
         producer_id: int,
-        columns: BatchColumns,
+        columns: BatchRows,
         row: int,
         run: CheckedRun,
         path: Path,
@@ -592,7 +592,7 @@ class SequenceCheck:
             & (table.position + run.position < sent.position)
         )
         rows = alike[-CACHED_BATCHES:]
-        columns = BatchColumns.of(table, rows, table.base_sequence >= 0)
+        columns = BatchRows(table.rows[rows], table.base_sequence[rows] >= 0)
         return found + [columns.sent(row, run, sent.path) for row in range(len(rows))]
 
     def _remember(self, track: ProducerTrack) -> None:

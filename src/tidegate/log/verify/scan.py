@@ -40,7 +40,7 @@ import numpy as np
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import File, Files
-from tidegate.log.batch_file import next_sound_batch
+from tidegate.log.batch_file import is_zero, next_sound_batch
 from tidegate.log.catalog import (
     LogFolder,
     TopicDescription,
@@ -295,7 +295,6 @@ def _blamed(run: SoundRun) -> list[Unparsed]:
 
 
 _CRC = Struct(">I")
-_SEARCH_BYTES: Final = 1 << 20
 _MAX_BATCH_BYTES: Final = 256 << 20
 
 
@@ -446,16 +445,18 @@ class SegmentScan:
     def _skip_damage(self, end: int, what: str) -> None:
         """Find the next sound batch after `position`, report the bytes before it, and continue there."""
         start = self.position
-        found = self._find_sound(start + 1, end)
+        found = next_sound_batch(
+            self.file, start + 1, end, min_offset=self.next_offset, below=self.limit_offset
+        )
         if found is not None:
             self.position = found[0]
-            self._report(start, found[0], what, found[1])
+            self._report(start, found[0], what, found[1].base_offset)
             return
         self.position = end
         whole, zeros = self._is_whole_behind_header(start, end), False
         if whole:
             what = "the header is wrong, but the CRC fits the bytes up to the end of the file"
-        elif zeros := self._is_zero(start, end):
+        elif zeros := is_zero(self.file, start, end):
             what = f"{end - start} zero bytes, as a preallocated file has behind its last batch"
         elif end - start < HEADER_SIZE or "no batch" in what:
             what = f"the last {end - start} bytes are no whole batch"
@@ -488,14 +489,6 @@ class SegmentScan:
             offset=self.next_offset,
         )
 
-    def _find_sound(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return (position, base offset) of the first sound batch of this log segment at or after `start`."""
-        while (found := next_sound_batch(self.file, start, end, min_offset=self.next_offset)) is not None:
-            if found[1].last_offset < self.limit_offset:
-                return found[0], found[1].base_offset
-            start = found[0] + 1
-        return None
-
     def _is_whole_behind_header(self, start: int, end: int) -> bool:
         """Return whether the last batch is complete but has a damaged length or magic. A torn one fails its CRC."""
         head = self.file.read_at(start, HEADER_SIZE)
@@ -503,12 +496,3 @@ class SegmentScan:
             return False
         data = self.file.read_at(start, end - start)
         return batch_crc(data, 0, len(data)) == int(_CRC.unpack_from(head, 17)[0])
-
-    def _is_zero(self, start: int, end: int) -> bool:
-        position = start
-        while position < end:
-            data = self.file.read_at(position, min(_SEARCH_BYTES, end - position))
-            if data.strip(b"\0"):
-                return False
-            position += len(data)
-        return True
