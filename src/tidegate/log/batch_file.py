@@ -1,15 +1,10 @@
 """The `.log` file of one log segment: consecutive record batches and nothing else.
 
-`BatchFile` keeps the file's logical size, appends, undoes failed appends, and truncates. `walk`, `headers` and
-`sound_headers` step from batch to batch. `next_sound_batch` and `find_around` find sound batches after
-damage: batches have no start mark, but a header is recognisable (magic 2 at byte 16, a length that fits
-the file, a CRC over the whole). A candidate counts only when its CRC matches, so a false candidate costs a
-checksum but never gives a wrong result. Memory is bounded by the window and one batch.
+`BatchFile` keeps the file's logical size, appends, undoes failed appends, and truncates. Only bytes below the logical
+size are ever read: a preallocated file ends in zeros, a failed append may have left part of a batch. `walk`,
+`headers` and `sound_headers` step from batch to batch. `next_sound_batch` and `find_around` find sound batches after
+damage by their header (magic 2, a length that fits) and their CRC. Memory is bounded by the window and one batch.
 
-The logical size may be smaller than the file: a preallocated file ends in zeros, a failed append may have
-left part of a batch. Only bytes below the logical size are ever read.
-
-Invariants:
 G1  an append that fails leaves the logical size and every byte below it as they were; the bytes it wrote are
     cut off before the next byte is written;
 G2  a reader has a descriptor of its own, so closing or renaming the writer's file does not disturb it, and a

@@ -5,14 +5,10 @@ The catalog is one line of JSON and one line `crc32c:<8 hex digits over the JSON
     {"version": 1, "topics": {NAME: {"id": 22 characters, "partitions": n, "config": {KEY: "value"},
      "encoding": {…}}}, "removing": [FOLDER, …]}
 
-`config` holds only the topic's own settings; broker-level settings are in `server.properties` in the same folder.
-`encoding` describes the keys and values of topics that an app writes results to (`tables/topic_encoding.py`);
-it is optional. `removing` lists partition folders of deleted topics that may still be on the disk: the next
-change of the catalog removes them.
-
-A partition's folder is `<topic>-<partition>` directly in the log folder. Because only letters, digits, dot,
-underscore and dash are allowed, no name can leave the log folder; the folder of a deleted topic gets a
-`.<32 hex>-delete` ending, which no valid partition folder has.
+`config` holds only the topic's own settings; broker-level settings are in `server.properties`. `encoding` (optional)
+describes the keys and values of topics that an app writes results to. `removing` lists partition folders of
+deleted topics that may still be on the disk. A partition's folder is `<topic>-<partition>` directly in the log
+folder; that of a deleted topic gets a `.<32 hex>-delete` ending.
 
 G1  the catalog is replaced whole (temporary file, sync, rename) under the folder's short lock.
 G2  a folder that holds Kafka data but no catalog is foreign: it is described from its partition folders,

@@ -3,28 +3,22 @@
     *-offset-checkpoint      0\\n<count>\\n then <topic> <partition> <offset>\\n per line
     leader-epoch-checkpoint  0\\n<count>\\n then <epoch> <start offset>\\n per line, both growing strictly
     partition.metadata       version: 0\\ntopic_id: <22 characters of URL-safe base64>, no newline at the end
-    .kafka_cleanshutdown     {"version":0,"brokerEpoch":<n>}, no newline at the end
+    .kafka_cleanshutdown     {"version":0,"brokerEpoch":<n>}, no newline at the end; only while all is closed cleanly
     tidegate.closed          sizes of the last log segment's files at a clean close, checksummed JSON; one per partition
     tidegate.cleaning        an offset checkpoint: partitions with a compaction in progress, and the offset it may reach
 
 Every file is replaced atomically. Kafka's files have no checksum.
 
 H1  `tidegate.closed` is removed, and the removal synced, before anything else in the folder changes; if it
-    exists and the sizes match, no program has written since. To check that, at most the last 64 KiB of one
-    `.log` are read.
+    exists and the sizes match, no program has written since.
 H2  checkpoints are hints: a damaged one counts as empty.
-H3  `.kafka_cleanshutdown` exists only while every partition is closed cleanly.
-H4  every change of `LeaderEpochs` is on the disk before the method returns, so the file never lacks an entry
-    that a batch in the log refers to.
-H5  a line of `cleaner-offset-checkpoint` says that everything below its offset was compacted once. It must
-    not outlive those records: if a log is cut and grows again, a line beyond the cut would keep superseded
-    values and bring deleted keys back. So opening or cutting a partition lowers it
-    (`CleanerCheckpoint.lower`). A compaction swaps its segments before that line is written;
-    `tidegate.cleaning` covers the time between (`CompactedBelow`).
+H4  every change of `LeaderEpochs` is on the disk before the method returns.
+H5  a line of `cleaner-offset-checkpoint` says that everything below its offset was compacted once. It must not
+    outlive those records, so opening or cutting a partition lowers it. A compaction swaps its segments before
+    that line is written; `tidegate.cleaning` covers the time between (`CompactedBelow`).
 
 Thread rule: pure functions and single file effects; callers that read, change and write a shared checkpoint
-hold the folder's short lock around all three. `LeaderEpochs` and `CleanerCheckpoint` may be used from any
-thread.
+hold the folder's short lock. `LeaderEpochs` and `CleanerCheckpoint` may be used from any thread.
 """
 
 from __future__ import annotations

@@ -4,17 +4,11 @@
 2  all segments below the mapped end, in groups → `<first base>.log.cleaned` and its indexes
 3  each group finished, synced and dated like its last source, then swapped for its sources
 
-`compaction_plan` decides what is dirty, `compaction_filter` which records stay. `CleanedSegment` writes the
-replacement of one group: it takes many batches at a time as columns, so the index rule (see `segment`) is
-applied to arrays.
+`compaction_plan` decides what is dirty, `compaction_filter` which records stay. Memory is bounded by the key map, one
+piece of a segment (or one batch), and its decoded records.
 
-Invariants:
-G1  After `CleanedSegment.finish` every file has its exact size and is synced.
-G2  An index that is full gets no more entries. Indexes are sparse, so look-ups stay right.
-N1  Nothing is read at or above the uncleanable offset, and nothing is swapped that was not synced.
-N2  Every batch's CRC is checked as it is read: damage stops the compaction and is never copied under a new
-    CRC.
-N3  Memory is bounded by the key map, one piece of a segment (or one batch), and its decoded records.
+G1  After `CleanedSegment.finish` every file has its exact size and is synced; nothing else is swapped in.
+N2  Every batch's CRC is checked as it is read: damage stops the compaction and is never copied under a new CRC.
 N4  A compaction that fails before its swap leaves the log unchanged and removes its own files; a crash during
     the swap is finished or undone by `recovery`.
 

@@ -11,34 +11,18 @@ The first line that applies decides on a record:
 | without a value (a tombstone), batch past its delete horizon | dropped |
 | otherwise | kept |
 
-A batch is then copied unchanged (all records kept), rebuilt (some kept, or it needs a delete horizon), cut
-to its 61-byte header (none kept, but its last offset matters), or dropped.
+A batch is then copied unchanged (all records kept), rebuilt (some kept, or it needs a delete horizon), cut to its
+61-byte header (none kept, but its last offset matters), or dropped.
 
-In a rebuilt batch, count and largest timestamp are the survivors'; the base timestamp is the delete horizon,
-where there is one, else the first survivor's. A batch with append time keeps it for all records. Uncompressed
-batches, however many, are rebuilt by one kernel call and vector operations, plus a checksum each; a
-compressed one takes some Python steps of its own.
-
-`CleanedTransactions` follows transactions through the pass: is a data batch part of an aborted one, and may
-an end marker be removed? (A marker that may be removed still waits for its delete horizon.)
-
-`KeyMap` holds the last offset of each key of the dirty range: a slot takes 24 bytes, as in Kafka's map, so
-`log.cleaner.dedupe.buffer.size` means the same number of keys; a keyed 128-bit fingerprint stands for a key
-where Kafka uses MD5.
-
-Invariants:
-M1  At most `slots × load factor` keys are held. When the map is full, the next key is refused even if
-    it is known; Kafka's map stops there, too, so one pass covers the same offsets.
-M2  The key map starts small and grows by eight until it has all its slots, so a small log costs little and
-    growing never takes more than 9/8 of the limit.
+M1  The key map holds at most `slots × load factor` keys, 24 bytes a slot as in Kafka's map. When it is full, the
+    next key is refused even if it is known, so one pass covers the same offsets as Kafka's.
 F1  Base and last offset, producer, epoch, sequence, leader epoch, flags and codec of a batch never change;
     offsets and order of records never change.
 F2  A delete horizon is set once, by the first pass that keeps a tombstone or a marker of an emptied
     transaction, and never moved.
 F3  The last batch of an active producer, and the last batch below the end of the pass, stay at least as a header:
     sequence numbers, epochs and the end of the log depend on them.
-A1  A marker may be removed only when no data batch of its transaction was read in this pass, emptied ones
-    included.
+A1  A marker may be removed only when no data batch of its transaction was read in this pass.
 A2  An aborted transaction stays in the new transaction index exactly while its marker may not be removed.
 
 Thread rule: a filter belongs to one compaction; rebuilding is pure.

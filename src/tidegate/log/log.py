@@ -1,9 +1,9 @@
 """`Log`: a folder of topics on local disk; and `open_log`, which opens a folder or a Kafka cluster by URL.
 
-`Log` creates, describes, alters and deletes topics, opens partitions for writing, and makes readers and
-writers. Bytes are written by `PartitionLog`, records by `Writer` and read by `Reader`. `Log` and `KafkaLog`
-share `topics`, `describe`, `partition_rows`, `create_topic`, `alter_topic`, `add_partitions`, `delete_topic`,
-`writer`, `reader` and `close`, and are context managers.
+`Log` creates, describes, alters and deletes topics, opens partitions for writing, and makes readers and writers.
+`Log` and `KafkaLog` share `topics`, `describe`, `partition_rows`, `create_topic`, `alter_topic`, `add_partitions`,
+`delete_topic`, `writer`, `reader` and `close`, and are context managers. With `integrity=True` the `integrity`
+package, imported inside functions, wraps writers.
 
 L1  nothing is created, locked or changed until something is written; reading changes no file.
 L2  a folder without Tidegate's catalog is foreign: it can only be read.
@@ -12,10 +12,6 @@ T1  a topic is listed only when all its partition folders exist; folders left by
     hold no records and are reused.
 T2  a deleted topic leaves the catalog first, its folders listed as `removing`; then they are renamed
     `…-delete`, then removed. The next change of the catalog finishes what a crash interrupted.
-
-With `integrity=True` the `integrity` package wraps writers and readers. It is imported inside functions:
-imports point from `integrity` to `log`. In a notebook a log shows its first topics, from names, lengths and
-checkpoints of files, without reading a record.
 
 Thread rule: a `Log` may be shared by threads; each partition is opened once and has its own lock.
 """

@@ -1,44 +1,21 @@
 """Run retention, compaction, checkpoints, producer expiry and flushing of a log, on an injected scheduler.
 
-An embedded log has no daemon, so the process that opens it with `maintenance=True` (or runs `tidegate log
-clean`) runs these tasks. `Housekeeping` has one method per task, `Maintenance` the timetable:
+An embedded log has no daemon: the process that opens it with `maintenance=True` (or runs `tidegate log clean`)
+runs these tasks. `Housekeeping` has one method per task, `Maintenance` the timetable. Partitions that are open
+here are worked on directly. For idle ones a `PartitionSnapshot` is read from their files first, and they are
+opened only where it finds work: opening costs a lock, a removed clean mark and several syncs. A partition that
+another process writes is skipped.
 
-| task | first after | then every |
-|---|---|---|
-| retention of partitions not compacted | `log.initial.task.delay.ms` | `log.retention.check.interval.ms` |
-| one compaction, then retention of compacted ones | the same | `log.cleaner.backoff.ms`, at once after work |
-| both, of partitions not open here | with the first | with the first |
-| recovery points | `log.initial.task.delay.ms` | `log.flush.offset.checkpoint.interval.ms` |
-| log start offsets | `log.initial.task.delay.ms` | `log.flush.start.offset.checkpoint.interval.ms` |
-| high watermarks | their interval | `replica.high.watermark.checkpoint.interval.ms` |
-| expiry of idle producers | their interval | `producer.id.expiration.check.interval.ms` |
-| flushing partitions whose `flush.ms` passed | 0 ms | when the next is due, at most 1 min |
-
-Partitions that are open in this process are worked on directly. For idle ones, opening would cost a lock, a
-removed clean mark and several syncs at every check, so a `PartitionSnapshot` is read from their files first;
-they are opened only where it finds work. A partition that another process writes is skipped.
-
-`ClockJumpGuard` protects against a wall clock that jumps: time retention takes the active log segment too, so
-a clock set a week ahead, even for a moment, would delete a whole log. When the wall clock advanced by more
-than an hour more than monotonic time between two checks, wall-clock tasks are suspended until both clocks
-have agreed for one check interval. So exactly one check is skipped, and two checks confirm the new time;
-another jump restarts the wait. A clock that is set back does no harm.
-
-Invariants:
-T1  No error is suppressed. One that means "try later" (a full disk, a busy lock) is shown as a warning,
-    retried at the task's next turn, and raised by `close` if it persisted. Any other is raised to the thread
-    that drives or closes the scheduler, which stops.
+T1  No error is suppressed. One that means "try later" (a full disk, a busy lock) is shown as a warning, retried
+    at the task's next turn, and raised by `close` if it persisted. Any other stops the scheduler's thread.
 T2  Wall-clock tasks are suspended, with a warning, while the clock is not to be trusted (`ClockJumpGuard`).
-T3  Other processes can see that this log is maintained (`MaintenanceLock`).
 W1  A task finishes its other partitions before it raises the error of one.
 W2  A partition whose compaction found damage is not compacted again by this object.
 W3  A read-only partition is skipped, with one warning.
-W4  The cleaner checkpoint moves after the swap: a crash between the two repeats a compaction, never skips
-    one.
+W4  The cleaner checkpoint moves after the swap: a crash between the two repeats a compaction, never skips one.
 
 Thread rule: tasks run on the scheduler's thread, one at a time; `start` and `close` are called by the owner.
-Partitions may be appended to and read meanwhile. A `PartitionSnapshot` is a hint that the opened partition
-confirms or refutes.
+Partitions may be appended to and read meanwhile.
 """
 
 from __future__ import annotations
@@ -94,7 +71,11 @@ class ClockCheck(NamedTuple):
 
 
 class ClockJumpGuard:
-    """Detects jumps of the wall clock; call `check` before every task that depends on it."""
+    """Detects jumps of the wall clock; call `check` before every task that depends on it.
+
+    Time retention takes the active log segment too, so a clock set a week ahead, even for a moment, would delete a
+    whole log. After a jump of more than an hour, tasks are suspended until both clocks agreed for one check interval.
+    """
 
     def __init__(self, clock: Clock, *, hold_ms: int, tolerance_ms: int = TOLERANCE_MS) -> None:
         self._clock = clock

@@ -1,12 +1,9 @@
 """Read one partition from its folder alone, in any process, without a lock.
 
-`PartitionView` follows a folder while another process appends, rolls, deletes and compacts, and knows how far
-a reader may read. It makes `LogView`s; `fetch` reads from them. It never writes.
-
-The end for readers is published by the partition's writer in `tidegate.watermark`. A folder without that
-file (a broker's) is read up to its last whole batch. A folder whose file is damaged, or older than a power
-failure, is read up to its last sound batch and at least to its durable end. The earliest open transaction of a
-folder without that file comes from the newest producer snapshot and the batch headers after it.
+`PartitionView` follows a folder while another process appends, rolls, deletes and compacts, and knows how far a
+reader may read: to the end that the partition's writer publishes in `tidegate.watermark`. A folder without that
+file (a broker's) is read up to its last whole batch; one whose file is damaged, or older than a power failure, up
+to its last sound batch and at least to its durable end. `fetch` reads from the `LogView`s it makes.
 
 V1  nothing below the published log start offset is returned, even from a file that is still open.
 V2  a read that overlapped a removal or a replacement of log segments is repeated on the new files.

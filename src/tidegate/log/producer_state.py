@@ -3,25 +3,18 @@
 `ProducerStates` maps producer ids to `ProducerEntry`s and tracks the transactions that readers of committed
 records must not pass: open ones, and complete ones whose marker the high watermark has not passed.
 `check_batch` applies the rules of idempotent and transactional writing to one batch and returns its effect;
-`ProducerStates.update` applies that after the bytes are written.
+`ProducerStates.update` applies that after the bytes are written. `rebuild_producers` rebuilds the state.
 
     origin        data batches                                   end markers
     CLIENT        epoch, sequence and transaction checks         epoch and coordinator epoch
     COORDINATOR   epoch and transaction checks                   epoch and coordinator epoch
     REPLICATION   none: the leader has made the checks           none; violations are logged
 
-The order for every batch is: `duplicate_of`, `check_batch`, transaction index, write the bytes, `update`,
-`update_map_end_offset`. `rebuild_producers` rebuilds the state from snapshots and log.
-
-    int16 version 1 | uint32 CRC-32C of bytes 6…end | int32 n | n × 46 bytes:
-    int64 producer id, int16 epoch, int32 last sequence, int64 last offset, int32 offset delta,
+    int16 version 1 | uint32 CRC-32C of bytes 6…end | int32 n | n × 46 bytes, by producer id:
+    int64 producer id, int16 epoch, int32 last sequence, int64 last offset (negative: none), int32 offset delta,
     int64 timestamp, int32 coordinator epoch, int64 first offset of the open transaction (-1 for none)
 
-A snapshot stores only the last batch of a producer; a negative last offset means none. Entries are written in
-ascending order of producer id; a broker writes them in any order, so compare such files as sets.
-
-Invariants:
-I1  a refused append changes nothing here;
+I1  a refused batch changes nothing here;
 I2  the state is that of the log up to `map_end_offset`, exclusive; a snapshot at that offset holds it, but
     only the last batch of each producer;
 I3  a damaged snapshot is never used: it is deleted and the next older one tried.

@@ -1,7 +1,6 @@
 """Read records of a topic as Arrow batches, from any process, while the topic is written.
 
-`Reader` keeps the position of each partition: its start, its next offset and its stop. Bytes come from
-`PartitionView`, records from `format.decode`. Start and stop are given as
+`Reader` keeps the position of each partition: its start, its next offset and its stop. Start and stop are given as
 
 | value | meaning |
 |---|---|
@@ -17,8 +16,7 @@ A number may be given as a string. Only `parse_range` accepts the two-sided form
 
 R1  only whole batches below the high watermark are returned (below the last stable offset, and without
     aborted transactions, for `isolation="read_committed"`).
-R2  memory is bounded by `max_bytes` of the log (or one larger batch) and `max_piece_bytes` of records at a
-    time, whatever the size of the log.
+R2  memory is bounded by `max_bytes` of the log (or one larger batch) and `max_piece_bytes` of records.
 R3  records before damage are returned first; then `CorruptError` names the position and the offset to resume at.
 R4  Tidegate's own control records are left out unless requested; positions and offsets count them.
 R5  an offset that retention removed raises `OffsetOutOfRangeError`, never a silent jump.

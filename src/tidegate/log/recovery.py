@@ -1,23 +1,12 @@
-"""Open a partition folder: finish interrupted renames, find the log segments, recover them after an unclean
-stop.
+"""Open a partition folder: finish interrupted renames, find the log segments, recover them after an unclean stop.
 
-`Loader` follows the start-up sequence of a Kafka 3.9 broker for one partition:
+`Loader` follows the start-up sequence of a Kafka 3.9 broker for one partition. After a clean stop no segment is
+read except the tail of the last one, and not even that where `known_end` knows its end. Loading can be
+interrupted anywhere and started again.
 
-1. Interrupted segment changes are finished or undone (`segment_swap.finish_interrupted_work`).
-2. Index files without a `.log` are removed. A segment without `.index`, or with an invalid `.txnindex`, is
-   recovered.
-3. After an unclean stop every segment from the recovery point on is recovered; if one had to be cut, all
-   later ones are removed.
-4. The log ends after the last batch of the last segment; if that is before the log start, the segments are
-   replaced by an empty one at the log start.
-5. Epochs are trimmed to the log, producers rebuilt from snapshots and log, stray snapshots removed.
-
-After a clean stop no segment is read except the tail of the last one, and not even that where
-`Recovery.known_end` knows its end. Loading can be interrupted anywhere and started again.
-
-A broker truncates a segment at its first bad batch (`KafkaRecovery`, which keeps a copy of sound batches
-after the cut): right for a replica, wrong for the only copy. `SafeRecovery` decides by the last
-synced offset (*durable end*) and the last acknowledged one (*high watermark*), both from the watermark file:
+A broker truncates a segment at its first bad batch (`KafkaRecovery`): right for a replica, wrong for the only
+copy. `SafeRecovery` decides by the last synced offset (*durable end*) and the last acknowledged one (*high
+watermark*), both from the watermark file:
 
 | first bad batch | after it | action |
 |---|---|---|
@@ -26,9 +15,8 @@ synced offset (*durable end*) and the last acknowledged one (*high watermark*), 
 | at or above the high watermark | a sound batch | copied to `<base>.log.<position>.cut`, then cut |
 | at or above the durable end | nothing sound | a torn tail: cut |
 
-*Damage* changes nothing on disk: every sound batch before and after it is served; appends are refused;
-reading into it raises `CorruptError` with file and position. `tidegate verify` shows the extent; the remedy
-is a restored file, or `recovery="kafka"`, which keeps a copy of what it cuts.
+*Damage* changes nothing on disk: every sound batch before and after it is served, appends are refused, reading
+into it raises `CorruptError`. The remedy is a restored file, or `recovery="kafka"`.
 
 V1  `SafeRecovery` never removes a byte below the durable end;
 V2  it cuts a torn batch, or keeps a copy of what it cuts; where the watermark file is damaged, both

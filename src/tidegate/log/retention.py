@@ -1,7 +1,6 @@
 """Kafka's three retention rules, as pure counts over a partition's log segments, and one pass that applies them.
 
-The rules, in the order of a pass; each starts at the oldest segment and stops at the first that does not
-match:
+The rules, in the order of a pass; each starts at the oldest segment and stops at the first that does not match:
 
 | rule | a segment matches while | policies |
 |---|---|---|
@@ -9,13 +8,8 @@ match:
 | size | removing it leaves at least `retention.bytes` (which must be ≥ 0) | with `delete` |
 | time | now − its largest timestamp > `retention.ms` (which must be ≥ 0) | with `delete` |
 
-The partition renames and unlinks files (`delete_segments`); `maintenance` decides when passes run.
-
-Invariants:
-R1  A segment is removed only when the high watermark has reached its end (the next segment's base; the log
-    end offset for the last), so the log start offset never passes the high watermark.
-R2  A last segment without bytes is never removed; a last one with bytes is: the partition first rolls an
-    empty segment at the log end.
+R1  A segment is removed only when the high watermark has reached its end (the next segment's base, or the log end).
+R2  A last segment without bytes is never removed; for one with bytes the partition first rolls an empty segment.
 R3  A segment that does not match keeps every segment after it, whatever their timestamps are.
 
 Thread rule: the counts are pure; a pass runs under the partition's own lock.

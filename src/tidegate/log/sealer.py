@@ -183,6 +183,6 @@ def _write_seal(files: Files, folder: Path, base_offset: int, log_sum: FileSum, 
         found = sum_file(files, offset_file(folder, base_offset, suffix))
         if found is not None:
             sums[suffix] = found
-    seal = Seal(base_offset, *astuple(tally), files=sums)
+    seal = Seal(base_offset, *astuple(tally), sums)
     write_seal(files, folder, seal)
     return seal

@@ -1,22 +1,13 @@
-"""One log segment, a `.log` file of batches with its three indexes; and the ordered list of a partition's
-segments.
+"""One log segment, a `.log` file of batches with its three indexes; and the ordered list of a partition's segments.
 
-`LogSegment` applies Kafka's index rule, tracks the largest timestamp, and truncates, renames and removes its files.
-`segment_roll` decides when to roll; `recovery` recovers segments.
+The index rule, for a batch at file position `p`: a larger maximum timestamp is remembered with the batch's last
+offset; if more than `index.interval.bytes` were written since the last entry, then (last offset → p) enters the
+offset index and the largest timestamp so far the time index. So the first batch is never indexed.
 
-The index rule, for a batch at file position `p`: a larger maximum timestamp is remembered with the batch's
-last offset; if more than `index.interval.bytes` (strictly) were written since the last entry, then
-(last offset → p) enters the offset index and the largest timestamp so far the time index. So the first batch
-is never indexed, and a reopened segment starts counting at zero.
+An offset index entry is proved or refuted by the batch at its position. A time index, a transaction index, and the
+offset index as a bound cannot be proved that way, so `IndexTrust` compares each file with the segment's seal at its
+first use. Without a seal the batch headers are read instead; a transaction index must then be in order.
 
-An offset index entry is proved or refuted by the batch at its position. A time index (a flipped timestamp
-would skip records), a transaction index (a flipped producer id would show an aborted record) and the offset
-index as a bound cannot be proved that way, so `IndexTrust` compares each file with the segment's seal at its
-first use. Without a seal (another program's folder, or a segment that another process is writing) the time index
-and that bound are not used, and the batch headers of the segment are read instead; a transaction index must
-then be in order.
-
-Invariants:
 S1  every offset o in the segment satisfies 0 ≤ o − base offset ≤ 2147483647;
 S2  an append that fails leaves file, indexes and counters as they were;
 S3  an index position that is wrong is ignored: the file is searched from its start, and sound batches

@@ -1,8 +1,6 @@
 """How far readers in other processes may read: `<partition>/tidegate.watermark`.
 
-Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence. Which slot is
-the newest is certain only while the other one is its predecessor: next to a damaged slot, the valid one is a
-lower bound.
+Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence:
 
 | at | bytes | field |
 |---|---|---|
@@ -17,11 +15,10 @@ lower bound.
 | 60 | 4 | CRC-32C of bytes 0 to 59 |
 
 W1  written after the data it describes is acknowledged, never before.
-W2  not synced with each write: a crash of its writer loses nothing, but a power failure may leave it older or
-    newer than the data. A slot of an earlier start of the machine is therefore only a lower bound (what is
-    durable is there), until opening the partition for writing rewrites it.
-W3  a damaged slot hides no data: readers then search the log for its end, and recovery keeps a copy of all it
-    cuts.
+W2  not synced with each write: a power failure may leave it older or newer than the data. A slot of an earlier
+    start of the machine is therefore only a lower bound, until opening the partition for writing rewrites it.
+W3  next to a damaged slot the valid one is a lower bound: readers then search the log for its end, and recovery
+    keeps a copy of all it cuts.
 
 One writer (the holder of the partition lock); any number of readers.
 """

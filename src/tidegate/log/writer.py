@@ -1,23 +1,15 @@
 """Write Arrow tables as record batches to the logs of partitions.
 
 `Writer` chooses partitions, cuts and compresses batches, assigns sequence numbers for an idempotent producer, and waits
-for acknowledgement. The log checks, stamps and stores each batch (`PartitionLog.append`).
-
-Columns: `value`, and optionally `key`, `timestamp`, `headers` (see `format.records.coerce`), `partition`.
-A row with no timestamp gets the time of the write. The partition of a row is the table's own `partition`
-column where that is not null; else Kafka's hash of the key (murmur2); rows with neither are sent in runs to one
-partition after the other, so that batches stay full.
-
-`Writer.prepare` encodes and checks records of one partition without storing them. It serves callers that number
-records themselves (`integrity.sender`): every refusal happens before a number is assigned, and a failed append
-is repeated with the same bytes.
+for acknowledgement. The log checks, stamps and stores each batch (`PartitionLog.append`). Columns: `value`, and
+optionally `key`, `timestamp`, `headers` (see `format.records.coerce`), `partition`. A row with no timestamp gets the
+time of the write.
 
 D1  `write` returns after everything it wrote is acknowledged: on the disk (`durability="disk"`, one sync per
     partition and call, shared with other writers of this process) or with the operating system (`"os"`).
 D2  with a producer id, a failed write may be repeated with the same rows: those that were stored are not
-    stored again. A retry is recognised by its rows, so other rows written after a failure are stored as
-    new ones. Sequence numbers always continue after the last batch that is in the log. All batches are cut
-    and checked before the first is stored.
+    stored again. Other rows are stored as new ones. Sequence numbers always continue after the last batch that is
+    in the log. All batches are cut and checked before the first is stored.
 D3  a batch counts as a duplicate only if the stored batch holds the same records; one that reuses the
     sequence numbers of other records is refused.
 

@@ -1,20 +1,12 @@
 """Print log files line for line as Kafka 3.9's `DumpLogSegments` does, or as JSON lines.
 
-`dump` writes one file after the other to stdout, and the mismatches to stderr at the end. `text` and
-`json` format the lines. Dumped files and their folders are not changed.
+`dump` writes one file after the other to stdout, and the mismatches to stderr at the end; `text` and `json`
+format the lines. Where the Java tool stops with an exception, the lines up to that point are the same; the fault is
+then reported on stderr and the remaining files are still dumped.
 
-Where the Java tool stops with an exception (a corrupt index, records that do not parse, a tail of zeros), the
-lines up to that point are the same; the fault is then reported on stderr and the remaining files are still
-dumped.
-
-A `.log` (or KRaft `.checkpoint`) file is read batch by batch in bounded memory. A whole window is decoded at
-once; if that fails, its batches are decoded one by one, so that everything before the malformed record is
-printed.
-
-Each entry of an `.index`, `.timeindex` or `.txnindex` is compared with its log, as the Java tool does: the
-batch an offset index entry points at must end with that offset; the batch a time index entry names must hold
-that timestamp. An entry after the first whose offset is the base offset marks the unused, zero tail of an
-index that was never trimmed: the dump stops there.
+A `.log` (or KRaft `.checkpoint`) file is decoded a window at a time, and batch by batch where that fails. Each entry
+of an index is compared with its log. An entry after the first whose offset is the base offset marks the unused,
+zero tail of an index that was never trimmed: the dump stops there.
 
 Thread rule: one dump, one thread.
 """

@@ -1,24 +1,18 @@
-"""Forecast when records and log segments of a partition disappear.
+"""Forecast when records and log segments of a partition disappear. Pure functions; times are epoch milliseconds.
 
-Two forecasts: `workload_lifetime` for a steady workload that need not exist yet, from a topic's settings and an append
-rhythm, and `forecast` for the log segments of an existing partition, from the facts that `facts` reads.
-Reads no file and removes nothing.
+`workload_lifetime` is for a steady workload that need not exist yet, `forecast` for the log segments of an existing
+partition, from the facts that `facts` reads. For record i (from 0) of a log segment that holds N records, one every
+p, with R = `retention.ms`, C = the interval of retention checks and D = `file.delete.delay.ms`:
 
-For record i (from 0) of a log segment that holds N records, one every p, with R = `retention.ms`,
-C = the interval of retention checks and D = `file.delete.delay.ms`, timestamps being append times:
-
-    readable for  (N-1-i)·p + R + d,  0 < d ≤ C       d: until the first check strictly after expiry
-    on disk for   D longer
-
+    readable for       (N-1-i)·p + R + d,  0 < d ≤ C       d: until the first check strictly after expiry
     guaranteed         R                    the last record of a segment, checked at once
     oldest at expiry   (N-1)·p + R          the first record, when its segment expires
     readable at most   (N-1)·p + R + C      the first record, checked as late as possible
     on disk at most    (N-1)·p + R + C + D
 
-`retention.bytes` = B is treated the same way, with J·p in place of R and J = ceil(B / record size): a segment
-expires once J later records exist. The rule that applies first decides. A producer slower than R + C has every
-record collected before the next one arrives, so its segments never fill (with B = 0 they never do). Between R
-and R + C the bounds hold but need not be reached.
+`retention.bytes` = B is treated the same way, with J·p in place of R and J = ceil(B / record size). The rule that
+applies first decides. A producer slower than R + C has every record collected before the next one arrives, so its
+segments never fill (with B = 0 they never do).
 
 For existing segments, a retention pass walks from the oldest segment and stops at the first unexpired one, so
 
@@ -28,8 +22,6 @@ For existing segments, a retention pass walks from the oldest segment and stops 
     E3  the active segment counts too, but while records keep arriving its newest timestamp moves: its latest
         moment follows from `segment.ms`, after which the next record opens another segment;
     E4  removal follows 1 ms to one check interval after expiry, and never when no process runs the checks.
-
-Times are epoch milliseconds. Thread rule: pure functions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Check producers' sequences, transactions and snapshots over the batches of one partition, in offset order.
 
-Sequences are checked by column: batches of a window are grouped by producer and compared with their
-predecessor; only groups with a mismatch are examined one by one. The rules for data batches with a producer
-id and a sequence (every epoch counts from 0, wrapping at 2^31):
+The rules for data batches with a producer id and a sequence (every epoch counts from 0, wrapping at 2^31):
 
     next number follows          sound
     higher than expected         missing, unless the numbers turn up later: then order
@@ -12,21 +10,12 @@ id and a sequence (every epoch counts from 0, wrapping at 2^31):
     lower epoch                  epoch
     first batch, not from 0      missing where the log has its beginning, head where it was cut by retention
 
-The same records with the same timestamps under a new epoch or a new producer id are a duplicate too (causes:
-epoch bump, new producer); only the first batches after such a change are compared, with the last ones before
-it.
+The same records with the same timestamps under a new epoch or a new producer id are a duplicate too; only the
+first batches after such a change are compared, with the last ones before it. In a compacted partition, and in
+topics that a broker's coordinators write, only epochs are checked.
 
-Compaction removes batches, so in a compacted partition only epochs are checked. The same applies to the topics
-that a broker's coordinators write: an offset commit within a transaction has its producer's id, but always
-the sequence 0.
-
-`TransactionCheck` compares each log segment's `.txnindex` with the aborts found in the log, and each
-`.snapshot` with the producers as they were at its offset. A transaction that began before the log's first
-offset is known only by its marker, so its first offset is not checked; neither are producers of a snapshot of
-which the log holds no batch.
-
-Memory: about 1.5 KiB per producer, for at most 100,000 of them (beyond that, those idle the longest are
-dropped); one number per open transaction, one entry per aborted one of a log segment.
+Sequences are checked by column; only groups with a mismatch are examined one by one. Memory: about 1.5 KiB per
+producer, for at most 100,000 of them (beyond that, those idle the longest are dropped).
 """
 
 from __future__ import annotations

@@ -1,23 +1,15 @@
 """Find the partitions to verify, and read the sound batches of their log segments.
 
-`find_partitions` turns a path or a topic name into partition folders, and finds out whether compaction may
-have removed records (gaps are then no loss): from the topic's settings in Tidegate's catalog, else from the
-broker's `cleaner-offset-checkpoint`, which lists every partition that the broker has cleaned. Where neither
-exists it is unknown until the log itself shows it: a batch with fewer records than offsets, or a delete
-horizon.
+`find_partitions` turns a path or a topic name into partition folders, and finds out whether compaction may have
+removed records (gaps are then no loss): from Tidegate's catalog, else from the broker's
+`cleaner-offset-checkpoint`. Where neither exists it is unknown until the log itself shows it.
 
-`SegmentScan` reads windows of consecutive batches whose CRC is right and reports a finding for every stretch
-that is not. Where a batch is bad, it tests whether the length can be trusted (a sound batch or the end of the
-file follows); where not, every byte is tried as the start of a batch until one has a plausible header and the
-right CRC. So one flipped bit costs one batch, not the rest of the file.
+`SegmentScan` reads windows of consecutive batches whose CRC is right and reports a finding for every stretch that is
+not. Where a length cannot be trusted, every byte is tried as the start of a batch until one has a plausible
+header and the right CRC: one flipped bit costs one batch. `parse_records` decodes the records of sound batches.
 
-`parse_records` decodes the records of sound batches (a right CRC proves that the bytes are as written, not that
-they can be decoded) and passes them to a `RecordTap`, so that an audit that needs records reads and
-decompresses a log only once.
-
-S1  the findings do not depend on windows: a bad batch is examined together with the one after it, wherever a
-    window ends. So a file can be scanned in parts (`start`, `stop`), and parts that meet at the same byte
-    report together what one scan reports (`ranges`).
+S1  the findings do not depend on windows, so a file can be scanned in parts (`start`, `stop`), and parts that
+    meet at the same byte report together what one scan reports (`ranges`).
 T1  a tap receives the records of a run that are below its end and not below its start, without those of
     control batches, in order: what a reader of the partition receives.
 T2  a run that does not decode is reported to the tap as `spoiled`: records of it that the tap received may be
