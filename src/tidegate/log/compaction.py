@@ -239,35 +239,6 @@ class _Stretch:
     end: int
 
 
-class _CutWatch:
-    """Detects whether the partition was truncated, or lost segments, since the compaction began."""
-
-    def __init__(self, log: PartitionLog) -> None:
-        self._log = log
-        self._cut = False
-
-    def __enter__(self) -> _CutWatch:
-        with self._log.lock:
-            self._log.hooks.on_truncate.append(self._on_truncate)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._log.lock:
-            self._log.hooks.on_truncate.remove(self._on_truncate)
-
-    def require_uncut(self, sources: list[LogSegment]) -> None:
-        """Raise if the log no longer holds what was read; call it under the partition's lock."""
-        there = {id(segment) for segment in self._log.segments}
-        if self._cut or not all(id(segment) in there for segment in sources):
-            raise ConflictError(
-                f"{self._log.folder.name} was cut while it was compacted; nothing was changed, the next pass "
-                f"starts afresh"
-            )
-
-    def _on_truncate(self, _: LogSegment) -> None:
-        self._cut = True
-
-
 class Cleaner:
     """Compacts partitions, one after the other."""
 
@@ -291,10 +262,7 @@ class Cleaner:
 
     def clean(self, log: PartitionLog, part: Cleanable) -> CompactionReport:
         """Compact `part` of the partition; the caller stores `next_dirty` as its cleaner checkpoint."""
-        with _CutWatch(log) as watch:
-            return self._clean(log, part, watch)
-
-    def _clean(self, log: PartitionLog, part: Cleanable, watch: _CutWatch) -> CompactionReport:
+        cuts = log.cuts
         started_ms = self._clock.monotonic_ms()
         now_ms = self._clock.now_ms()
         key_map, mapped_to = self._map_keys(log, part)
@@ -316,7 +284,7 @@ class Cleaner:
         transactions = CleanedTransactions()
         for group in groups:
             chosen = CleaningFilter(key_map, rules, last_batches(log), transactions)
-            self._clean_group(log, group, chosen, counts, watch)
+            self._clean_group(log, group, chosen, counts, cuts)
         return CompactionReport(
             topic=log.topic,
             partition=log.partition,
@@ -367,7 +335,7 @@ class Cleaner:
         group: list[LogSegment],
         chosen: CleaningFilter,
         counts: _Counts,
-        watch: _CutWatch,
+        cuts: int,
     ) -> None:
         base_offset = group[0].base_offset
         cleaned = CleanedSegment(log.folder, base_offset, log.config, files=self._files)
@@ -396,7 +364,12 @@ class Cleaner:
             replacement.set_mtime_ms(group[-1].mtime_ms)
             counts.bytes_after += replacement.size
             with log.lock:
-                watch.require_uncut(group)
+                there = {id(segment) for segment in log.segments}
+                if log.cuts != cuts or not all(id(segment) in there for segment in group):
+                    raise ConflictError(
+                        f"{log.folder.name} was cut while it was compacted; nothing was changed, the next pass "
+                        f"starts afresh"
+                    )
                 swapping = True
                 log.replace_segments([replacement], group)
         except BaseException:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -462,7 +463,9 @@ class IndexFile(EntryFile, Generic[Entry]):
             first = max(low, high - warm)
             block = self._read_entries(file, first, high - first)
             if first == low or self._field(block, 0, field) < limit:
-                return first + self._count_in(block, high - first, field, limit)
+                return first + bisect_left(
+                    range(high - first), limit, key=lambda number: self._field(block, number, field)
+                )
             # The result lies in [low, first]: bisect with single probes until one block holds it.
             high = first
             while high - low > warm:
@@ -471,16 +474,6 @@ class IndexFile(EntryFile, Generic[Entry]):
                     low = middle + 1
                 else:
                     high = middle
-
-    def _count_in(self, block: bytes, entries: int, field: int, limit: int) -> int:
-        low, high = 0, entries
-        while low < high:
-            middle = (low + high) // 2
-            if self._field(block, middle, field) < limit:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
     def _field(self, block: bytes, number: int, field: int) -> int:
         value: int = self.layout.unpack_from(block, number * self.entry_size)[field]

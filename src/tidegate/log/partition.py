@@ -109,6 +109,8 @@ class PartitionLog:
         self._ports = loader.ports
         self._epochs, self._producers, self._retirement = loader.epochs, loader.producers, loader.retirement
         self._read_only = loader.recovery.read_only
+        self.cuts = 0
+        """How often the end of the log was cut since it was opened."""
         self._is_closed = False
         self._is_progress_told = True
         self._is_sync_planned = False
@@ -474,8 +476,7 @@ class PartitionLog:
         self._rebuild_producers(segments, log_start, offset)
         self._restart_at(log_start)
         self._tell_removed(gone, TRUNCATION)
-        for hook in self.hooks.on_truncate:
-            hook(segments.last)
+        self._tell_truncated(segments.last)
 
     def _restart(self, offset: int) -> None:
         old = self.view.segments.segments
@@ -492,8 +493,7 @@ class PartitionLog:
         self._rebuild_producers(segments, offset, offset)
         self._restart_at(offset)
         self._tell_removed(old, TRUNCATION)
-        for hook in self.hooks.on_truncate:
-            hook(segments.last)
+        self._tell_truncated(segments.last)
 
     def _rebuild_producers(self, segments: SegmentList, log_start: int, end: int) -> None:
         rebuild_producers(
@@ -553,6 +553,11 @@ class PartitionLog:
             for segment in new:
                 for hook in self.hooks.on_segment_added:
                     hook(segment)
+
+    def _tell_truncated(self, active: LogSegment) -> None:
+        self.cuts += 1
+        for hook in self.hooks.on_truncate:
+            hook(active)
 
     def _tell_removed(self, segments: Sequence[LogSegment], reason: str) -> None:
         for segment in segments:

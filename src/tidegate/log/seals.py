@@ -24,7 +24,7 @@ from __future__ import annotations
 import base64
 import shlex
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -210,47 +210,27 @@ def mismatches(
     """Return every place where the sealed files differ from the seal; reads the files whole."""
     found: list[SealMismatch] = []
     for suffix in suffixes:
-        path = offset_file(folder, seal.base_offset, suffix)
-        expected, actual = seal.files.get(suffix), sum_file(files, path)
-        if expected is None:
-            continue
-        if actual is None:
-            found.append(SealMismatch(path, suffix, 0, expected.size, f"{path.name} is missing"))
-            continue
-        if actual.size != expected.size:
-            position = min(actual.size, expected.size)
-            found.append(
-                SealMismatch(
-                    path,
-                    suffix,
-                    position,
-                    abs(actual.size - expected.size),
-                    f"{path.name} has {actual.size} bytes, sealed with {expected.size}",
-                )
-            )
-        found += _block_mismatches(path, suffix, expected, actual)
+        path, expected = offset_file(folder, seal.base_offset, suffix), seal.files.get(suffix)
+        if expected is not None:
+            differences = _differences(path.name, expected, sum_file(files, path))
+            found += [SealMismatch(path, suffix, *difference) for difference in differences]
     return found
 
 
-def _block_mismatches(path: Path, suffix: str, expected: FileSum, actual: FileSum) -> list[SealMismatch]:
-    found = []
+def _differences(name: str, expected: FileSum, actual: FileSum | None) -> Iterator[tuple[int, int, str]]:
+    """Yield position, length and description of each difference."""
+    if actual is None:
+        yield 0, expected.size, f"{name} is missing"
+        return
     comparable = min(expected.size, actual.size)
-    for number in range(-(-comparable // BLOCK_BYTES)):
-        start = number * BLOCK_BYTES
-        whole = min(start + BLOCK_BYTES, expected.size) == min(start + BLOCK_BYTES, actual.size)
-        at = number * 4
-        if whole and expected.blocks[at : at + 4] != actual.blocks[at : at + 4]:
-            length = min(BLOCK_BYTES, expected.size - start)
-            found.append(
-                SealMismatch(
-                    path,
-                    suffix,
-                    start,
-                    length,
-                    f"{path.name}: bytes {start}–{start + length - 1} changed since sealed",
-                )
-            )
-    return found
+    if actual.size != expected.size:
+        what = f"{name} has {actual.size} bytes, sealed with {expected.size}"
+        yield comparable, abs(actual.size - expected.size), what
+    for start in range(0, comparable, BLOCK_BYTES):
+        end, at = min(start + BLOCK_BYTES, expected.size), start // BLOCK_BYTES * 4
+        is_whole = end == min(start + BLOCK_BYTES, actual.size)
+        if is_whole and expected.blocks[at : at + 4] != actual.blocks[at : at + 4]:
+            yield start, end - start, f"{name}: bytes {start}–{end - 1} changed since sealed"
 
 
 def check_seals(files: Files, folder: Path) -> list[SealMismatch]:

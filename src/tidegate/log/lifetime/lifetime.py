@@ -136,6 +136,18 @@ def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
     return broker.log_cleaner_backoff_ms if broker.log_cleaner_enable else None
 
 
+def capacity_of(config: TopicConfig, record_bytes: int, interval_ms: int) -> SegmentCapacity:
+    """Return how many such records a log segment of the topic holds."""
+    return records_per_segment(
+        record_bytes=record_bytes,
+        interval_ms=interval_ms,
+        segment_bytes=max(config.segment_bytes, record_bytes),
+        index_interval_bytes=config.index_interval_bytes,
+        segment_index_bytes=config.segment_index_bytes,
+        segment_ms=config.max_segment_ms,
+    )
+
+
 def workload_lifetime(
     workload: Workload, config: TopicConfig, broker: BrokerConfig, *, attended: bool = True
 ) -> WorkloadLifetime:
@@ -146,14 +158,7 @@ def workload_lifetime(
             f"{config.segment_bytes}, every append would be refused; raise segment.bytes",
             kafka_name="RECORD_LIST_TOO_LARGE",
         )
-    capacity = records_per_segment(
-        record_bytes=workload.record_bytes,
-        interval_ms=workload.interval_ms,
-        segment_bytes=config.segment_bytes,
-        index_interval_bytes=config.index_interval_bytes,
-        segment_index_bytes=config.segment_index_bytes,
-        segment_ms=config.max_segment_ms,
-    )
+    capacity = capacity_of(config, workload.record_bytes, workload.interval_ms)
     interval = check_interval_ms(config, broker) if attended else None
     limit = _deciding_limit(workload, config)
     fill = (capacity.records - 1) * workload.interval_ms
@@ -206,9 +211,7 @@ def _guaranteed(limit: tuple[int, Rule, str] | None, config: TopicConfig) -> Bou
         return Bound(config.min_compaction_lag_ms, Rule.COMPACTION, because)
     if limit is None:
         return Bound(None, Rule.UNLIMITED, "neither retention.ms nor retention.bytes sets a limit")
-    if limit[1] is Rule.SIZE:
-        return Bound(limit[0], Rule.SIZE, f"{limit[2]}; the last record of a log segment has no more")
-    return Bound(limit[0], Rule.TIME, f"{limit[2]}; the last record of a log segment has no more")
+    return Bound(limit[0], limit[1], f"{limit[2]}; the last record of a log segment has no more")
 
 
 def _uncleaned(limit: tuple[int, Rule, str] | None) -> Bound:
