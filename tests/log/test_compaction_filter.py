@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from batch_checks import check_batch
 from tidegate.log.compaction_filter import CleanedTransactions, CleaningFilter, Kept, KeyMap, LastBatch, Rules
-from tidegate.log.format.batch import BatchHeader, check_batch, iter_headers
+from tidegate.log.format.batch import BatchHeader, iter_headers
 from tidegate.log.format.decode import decode, scan_batches
 from tidegate.log.indexes import AbortedTxn
 from tidegate.randomness import SeededRandomness

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from batch_checks import check_batch
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.files import Effect, Files
 from tidegate.log.compaction_plan import Cleanable, Limits, cleanable
-from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, check_batch
+from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from tidegate.log.indexes import AbortedTxn
 from tidegate.log.partition import PartitionLog
 from tidegate.log.producer_state import CompletedTxn, Origin, ProducerEntry, ProducerStates
@@ -362,9 +363,7 @@ class ProducerBench:
         origin: Origin = Origin.COORDINATOR,
     ) -> CompletedTxn | None:
         header = self.header(-1, offset, pid=pid, epoch=epoch, attributes=TRANSACTIONAL_BIT | CONTROL_BIT)
-        step = self.states.check_marker(
-            header, origin, is_abort=abort, coordinator_epoch=coordinator_epoch
-        )
+        step = self.states.check_marker(header, origin, is_abort=abort, coordinator_epoch=coordinator_epoch)
         self.states.update(step)
         self.states.update_map_end_offset(offset + 1)
         return step.completed

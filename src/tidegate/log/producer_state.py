@@ -248,6 +248,9 @@ class SnapshotFiles:
     def path(self, offset: int) -> Path:
         return offset_file(self.folder, offset, SNAPSHOT)
 
+    def existing_path(self, offset: int) -> Path | None:
+        return self.path(offset) if offset in self else None
+
     def write(self, offset: int, entries: Iterable[ProducerEntry], *, sync: bool) -> Path:
         write_snapshot(self.path(offset), entries, files=self._files, sync=sync)
         if offset not in self:
@@ -415,7 +418,7 @@ class ProducerStates:
         self._open: dict[int, int] = {}  # first offset → producer of each open transaction
         self._open_order: list[int] = []
         self._unreplicated: dict[int, CompletedTxn] = {}  # by first offset
-        self._snapshots = SnapshotFiles(folder, files=files)
+        self.snapshots = SnapshotFiles(folder, files=files)
         self._map_end_offset = 0
         self._last_snapshot_offset = 0
 
@@ -538,7 +541,7 @@ class ProducerStates:
         """Handle the removal of records before `log_start`; producers are kept."""
         self.on_high_watermark(log_start)
         self._map_end_offset = max(self._map_end_offset, log_start)
-        latest = self._snapshots.latest
+        latest = self.snapshots.latest
         self._last_snapshot_offset = log_start if latest is None else latest
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -553,7 +556,7 @@ class ProducerStates:
 
         Afterwards `map_end_offset` is the offset from which the log must be replayed.
         """
-        self._keep_snapshots(offset for offset in self._snapshots.offsets if log_start < offset <= log_end)
+        self._keep_snapshots(offset for offset in self.snapshots.offsets if log_start < offset <= log_end)
         if log_end == self._map_end_offset:
             self.on_log_start_incremented(log_start)
             return
@@ -568,24 +571,11 @@ class ProducerStates:
 
     # -- snapshots -------------------------------------------------------------------------------
 
-    @property
-    def snapshots(self) -> tuple[int, ...]:
-        """Offsets of the snapshot files in ascending order."""
-        return self._snapshots.offsets
-
-    @property
-    def latest_snapshot(self) -> int | None:
-        return self._snapshots.latest
-
-    def snapshot_path(self, offset: int) -> Path | None:
-        """Return the file of the snapshot at `offset`; None when there is none."""
-        return self._snapshots.path(offset) if offset in self._snapshots else None
-
     def take_snapshot(self, *, sync: bool = True) -> Path | None:
         """Write the state at `map_end_offset`; return None when the last snapshot is as recent."""
         if self._map_end_offset <= self._last_snapshot_offset:
             return None
-        path = self._snapshots.write(self._map_end_offset, self._producers.values(), sync=sync)
+        path = self.snapshots.write(self._map_end_offset, self._producers.values(), sync=sync)
         self._last_snapshot_offset = self._map_end_offset
         return path
 
@@ -595,16 +585,12 @@ class ProducerStates:
         The newest one is kept if it lies after the last base: a clean close took it.
         """
         bases = set(segment_bases)
-        self._snapshots.reload()
-        stray = [offset for offset in self._snapshots.offsets if offset not in bases]
+        self.snapshots.reload()
+        stray = [offset for offset in self.snapshots.offsets if offset not in bases]
         if stray and (not bases or stray[-1] > max(bases)):
             stray.pop()
         for offset in stray:
-            self._snapshots.remove(offset)
-
-    def mark_snapshot_deleted(self, offset: int) -> Path | None:
-        """Rename a snapshot to `….deleted` and return that path; None when there is none."""
-        return self._snapshots.mark_deleted(offset)
+            self.snapshots.remove(offset)
 
     # -- internals -------------------------------------------------------------------------------
 
@@ -612,12 +598,12 @@ class ProducerStates:
         return entry.txn_first_offset is None and now_ms - entry.last_timestamp >= self.expiration_ms
 
     def _load_latest_snapshot(self, log_start: int, now_ms: int) -> None:
-        while (offset := self._snapshots.latest) is not None:
+        while (offset := self.snapshots.latest) is not None:
             try:
-                entries = self._snapshots.read(offset)
+                entries = self.snapshots.read(offset)
             except (CorruptError, FileNotFoundError) as error:
                 _log.warning("discarding a producer snapshot, an older one or the log replaces it: %s", error)
-                self._snapshots.remove(offset)
+                self.snapshots.remove(offset)
                 continue
             for entry in entries:
                 if not self._is_expired(entry, now_ms):
@@ -628,9 +614,9 @@ class ProducerStates:
 
     def _keep_snapshots(self, offsets: Iterable[int]) -> None:
         kept = set(offsets)
-        for offset in self._snapshots.offsets:
+        for offset in self.snapshots.offsets:
             if offset not in kept:
-                self._snapshots.remove(offset)
+                self.snapshots.remove(offset)
 
     def _clear(self) -> None:
         for known in (self._producers, self._open, self._open_order, self._unreplicated):
@@ -690,7 +676,7 @@ def rebuild_producers(
     After a clean stop without any snapshot there is no producer state, so the log is not read.
     """
     bases = segments.bases[-2:]
-    if clean and producers.latest_snapshot is None:
+    if clean and producers.snapshots.latest is None:
         for offset in (*bases, end):
             producers.update_map_end_offset(offset)
             producers.take_snapshot()

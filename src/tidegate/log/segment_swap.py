@@ -102,7 +102,7 @@ class Retirement:
                 if segment.suffix != DELETED:
                     segment.change_suffix(DELETED)
                 if not keep_snapshots:
-                    snapshot = self._producers.mark_snapshot_deleted(segment.base_offset)
+                    snapshot = self._producers.snapshots.mark_deleted(segment.base_offset)
                     if snapshot is not None:
                         leftovers.append(snapshot)
             except TidegateError:

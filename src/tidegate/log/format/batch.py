@@ -120,7 +120,7 @@ class BatchHeader(NamedTuple):
         file_position: int = 0,
     ) -> BatchHeader:
         """Parse the header at `position`. Raises `CorruptError` for fewer than 61 bytes, an impossibly small
-        length, or another magic; `check_batch` checks that the body is complete and sound.
+        length, or another magic; the body is not looked at.
 
         `newer_magic` reads a magic above 2 as 2, as a broker does (the CRC does not cover that byte).
         """
@@ -201,20 +201,6 @@ def batch_crc(buffer: Buffer, position: int, size: int) -> int:
     """Return the CRC-32C of the checksummed part of the batch of `size` bytes at `position`."""
     with memoryview(buffer) as view, view.toreadonly() as readable:  # fastcrc copies writable memory
         return int(crc32c(readable[position + ATTRIBUTES_POSITION : position + size]))
-
-
-def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Return the header of the batch at `position` after checking its length, magic and CRC."""
-    header = BatchHeader.parse(buffer, position)
-    there = len(buffer) - position
-    if header.size > there:
-        what = f"says it has {header.size} bytes but only {there} are there"
-        raise corrupt_batch(what, None, position, header.base_offset)
-    crc = batch_crc(buffer, position, header.size)
-    if crc != header.crc:
-        what = f"has stored CRC {header.crc} but its bytes give {crc}"
-        raise corrupt_batch(what, None, position, header.base_offset)
-    return header
 
 
 def iter_headers(buffer: Buffer, start: int = 0) -> Iterator[tuple[int, BatchHeader]]:
