@@ -46,7 +46,7 @@ from tidegate.log.checkpoints import (
 )
 from tidegate.log.compaction_plan import Cleanable, Limits, cleanable, dirtiest
 from tidegate.log.locks import MaintenanceLock
-from tidegate.log.retention import Bounds, Removal, RetentionReport, apply_retention, plan_retention
+from tidegate.log.retention import Bounds, RetentionReport, apply_retention, plan_retention, report_of
 from tidegate.log.segment import LogSegment, read_only_segment
 from tidegate.log.topic_config import TopicConfig
 from tidegate.randomness import Randomness
@@ -110,17 +110,10 @@ class PartitionSnapshot:
     bounds: Bounds
     last_stable: int
 
-    def removals(self, now_ms: int) -> list[Removal]:
-        """Return the log segments that a retention pass would remove."""
-        return plan_retention(self.segments, self.bounds, self.config, now_ms) if self.segments else []
-
     def retention(self, now_ms: int) -> RetentionReport:
         """Return the report of a retention pass without running it."""
-        removed = tuple(self.removals(now_ms))
-        before = self.bounds.log_start_offset
-        after = max(before, removed[-1].next_offset) if removed else before
-        rolled = bool(removed) and len(removed) == len(self.segments)
-        return RetentionReport(self.topic, self.partition, removed, before, after, rolled)
+        removals = plan_retention(self.segments, self.bounds, self.config, now_ms) if self.segments else []
+        return report_of(self.topic, self.partition, removals, self.bounds, len(self.segments))
 
     def cleanable(self, checkpoint: int | None, now_ms: int) -> Cleanable | None:
         """Return what a compaction would cover; None for a partition that never held a record."""
@@ -274,13 +267,7 @@ class Housekeeping:
             return expected
         with self._owner.borrowed(*place) as log:
             if log is None:
-                nothing = RetentionReport(
-                    *place,
-                    (),
-                    snapshot.bounds.log_start_offset,
-                    snapshot.bounds.log_start_offset,
-                    rolled=False,
-                )
+                nothing = report_of(*place, (), snapshot.bounds, len(snapshot.segments))
                 return PartitionOutcome(*place, nothing, None, None, None, HELD_ELSEWHERE)
             return self._clean_open(log, dry_run=False)
 

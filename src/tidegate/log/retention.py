@@ -116,6 +116,16 @@ class RetentionReport:
         return sum(removal.size_bytes for removal in self.removed)
 
 
+def report_of(
+    topic: str, partition: int, removals: Sequence[Removal], bounds: Bounds, segments: int
+) -> RetentionReport:
+    """Return the report of a pass that removes these of the partition's segments."""
+    before = bounds.log_start_offset
+    after = max(before, removals[-1].next_offset) if removals else before
+    rolled = bool(removals) and len(removals) == segments
+    return RetentionReport(topic, partition, tuple(removals), before, after, rolled)
+
+
 def plan_retention(
     segments: Sequence[LogSegment], bounds: Bounds, config: TopicConfig, now_ms: int
 ) -> list[Removal]:
@@ -141,15 +151,11 @@ def apply_retention(log: PartitionLog, now_ms: int) -> RetentionReport:
     """Run one retention pass over one partition."""
     with log.lock:
         segments = log.segments
-        before = log.log_start_offset
-        bounds = Bounds(before, log.high_watermark, log.log_end_offset)
+        bounds = Bounds(log.log_start_offset, log.high_watermark, log.log_end_offset)
         removals = plan_retention(segments, bounds, log.config, now_ms)
-        after = max(before, removals[-1].next_offset) if removals else before
         for reason in Reason:
             bases = {removal.base_offset for removal in removals if removal.reason is reason}
             if bases:
                 chosen = [segment for segment in segments if segment.base_offset in bases]
                 log.delete_segments(chosen, reason.value)
-    return RetentionReport(
-        log.topic, log.partition, tuple(removals), before, after, rolled=len(removals) == len(segments)
-    )
+    return report_of(log.topic, log.partition, removals, bounds, len(segments))
