@@ -516,18 +516,10 @@ class PartitionLog:
     def delete_segments(self, segments: Sequence[LogSegment], reason: str) -> int:
         """Remove the oldest segments and return how many. If those are all, an empty one is rolled first."""
         with self._changing():
-            going = [
-                segment for segment in segments if self.view.segments.get(segment.base_offset) is segment
-            ]
-            if not going:
-                return 0
+            going = [segment for segment in segments if self._is_current(segment)]
             if len(going) == len(self.view.segments):
-                self.roll()
-                # Rolling recreated an empty active segment at the same base.
-                going = [
-                    segment for segment in going if self.view.segments.get(segment.base_offset) is segment
-                ]
-            count = len(going)
+                self.roll()  # which recreates an empty active segment at the same base
+                going = [segment for segment in going if self._is_current(segment)]
             if going:
                 survivors = self.view.segments.without(going)
                 self._raise_log_start(survivors.first.base_offset)
@@ -535,13 +527,13 @@ class PartitionLog:
                 with self._changing_names():
                     self._retirement.retire(going, self.config.file_delete_delay_ms, is_urgent=False)
                 self._tell_removed(going, reason)
-            return count
+            return len(going)
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
         """Replace the `old` segments by finished `.cleaned` ones."""
         with self._changing():
             current = self.view.segments
-            if any(current.get(segment.base_offset) is not segment for segment in old):
+            if not all(self._is_current(segment) for segment in old):
                 raise ConflictError(
                     f"{self._where}: a log segment to be replaced has left the log meanwhile; clean again"
                 )
@@ -665,8 +657,7 @@ class PartitionLog:
         self.view = self.view._replace(high_watermark=point, first_unstable=self._first_unstable())
         self._tell_progress()
 
-    def _raise_log_start(self, offset: int) -> bool:
-        """Raise the log start to `offset`; return whether it moved."""
+    def _raise_log_start(self, offset: int) -> None:
         view = self.view
         if offset > view.high_watermark.offset:
             raise OffsetOutOfRangeError(
@@ -676,7 +667,7 @@ class PartitionLog:
                 end=view.high_watermark.offset,
             )
         if offset <= view.log_start:
-            return False
+            return
         with suppress(UnavailableError):  # old epochs do no harm, and a full disk must not stop retention
             self._epochs.truncate_from_start(offset)
         self._producers.on_log_start_incremented(offset)
@@ -684,7 +675,6 @@ class PartitionLog:
         self.view = self.view._replace(first_unstable=self._first_unstable())
         self._commit.raise_to(LogPoint(offset))
         self._tell_progress()
-        return True
 
     def _restart_at(self, log_start: int) -> None:
         """Bring offsets that lie beyond the end of a truncated log back to its end."""
