@@ -40,7 +40,6 @@ from tidegate.log.compaction_filter import (
     CleaningFilter,
     Kept,
     KeyMap,
-    LastBatch,
     Rules,
     follow_transactions,
 )
@@ -283,7 +282,7 @@ class Cleaner:
         counts = _Counts()
         transactions = CleanedTransactions()
         for group in groups:
-            chosen = CleaningFilter(key_map, rules, last_batches(log), transactions)
+            chosen = CleaningFilter(key_map, rules, dict(log.active_producers), transactions)
             self._clean_group(log, group, chosen, counts, cuts)
         return CompactionReport(
             topic=log.topic,
@@ -464,11 +463,3 @@ def _map_stretch(
     if len(went_in):
         mapped_to = max(mapped_to, int(offsets[went_in[-1]]))
     return mapped_to, False
-
-
-def last_batches(log: PartitionLog) -> dict[int, LastBatch]:
-    """Return the last batch of each active producer of the partition."""
-    return {
-        producer_id: LastBatch(entry.last_offset, entry.epoch)
-        for producer_id, entry in log.active_producers.items()
-    }

@@ -33,8 +33,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -69,15 +68,7 @@ from tidegate.randomness import Randomness
 
 if TYPE_CHECKING:
     from tidegate.log.format.decode import BatchTable
-
-
-class MarkerKind(Enum):
-    """The type of a control batch; `EMPTIED` is one whose record an earlier pass removed."""
-
-    ABORT = "abort"
-    COMMIT = "commit"
-    OTHER = "other"
-    EMPTIED = "emptied"
+    from tidegate.log.producer_state import ProducerEntry
 
 
 @dataclass(slots=True)
@@ -111,18 +102,21 @@ class CleanedTransactions:
         return True
 
     def marker(
-        self, kind: MarkerKind, *, producer_id: int, last_offset: int
+        self, kind: ControlType | None, *, producer_id: int, last_offset: int
     ) -> tuple[bool, AbortedTxn | None]:
-        """Track a control batch; return if it may be removed, and the aborted transaction that is kept (A1, A2)."""
+        """Track a control batch; return if it may be removed, and the aborted transaction that is kept (A1, A2).
+
+        The `kind` of a batch whose record an earlier pass removed is None.
+        """
         self._begin_up_to(last_offset)
-        if kind is MarkerKind.EMPTIED:
+        if kind is None:
             return True, None
-        if kind is MarkerKind.ABORT:
+        if kind is ControlType.ABORT:
             ongoing = self._aborting.pop(producer_id, None)
             if ongoing is not None and ongoing.data_seen:
                 return False, ongoing.transaction
             return True, None
-        if kind is MarkerKind.COMMIT:
+        if kind is ControlType.COMMIT:
             met = producer_id in self._committing
             self._committing.discard(producer_id)
             return not met, None
@@ -267,14 +261,6 @@ def _changed(head: Any) -> CorruptError:
 
 
 _LARGEST = np.iinfo(np.int64).max
-_MARKER_KINDS = {ControlType.ABORT: MarkerKind.ABORT, ControlType.COMMIT: MarkerKind.COMMIT}
-
-
-class LastBatch(NamedTuple):
-    """The state of an active producer's sequence: its last data offset, -1 when only a marker is known."""
-
-    last_data_offset: int
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,16 +306,16 @@ class CleaningFilter:
         self,
         key_map: KeyMap,
         rules: Rules,
-        last_batches: Mapping[int, LastBatch],
+        producers: Mapping[int, ProducerEntry],
         transactions: CleanedTransactions,
     ) -> None:
         self.transactions = transactions
         self._map = key_map
         self._rules = rules
-        known = sorted(last_batches.items())
+        known = sorted(producers.items())
         self._producers = np.array([producer for producer, _ in known], np.int64)
-        self._last_data = np.array([last.last_data_offset for _, last in known], np.int64)
-        self._epochs = np.array([last.epoch for _, last in known], np.int64)
+        self._last_data = np.array([entry.last_offset for _, entry in known], np.int64)
+        self._epochs = np.array([entry.epoch for _, entry in known], np.int64)
 
     def filter(self, buffer: bytes, table: BatchTable, records: pa.RecordBatch) -> Kept:
         """Filter a piece of a segment; `records` are all records of the table's batches, control records included."""
@@ -452,10 +438,8 @@ def follow_transactions(
         if not control[index]:
             may_go[index] = tracked.data(producer_id=producer_id, last_offset=last_offset)
             continue
-        kind = MarkerKind.EMPTIED
-        if table.count[index] > 0:
-            control_type = read_control(buffer, int(table.position[index])).kind
-            kind = _MARKER_KINDS.get(control_type, MarkerKind.OTHER)
+        is_emptied = table.count[index] == 0
+        kind = None if is_emptied else read_control(buffer, int(table.position[index])).kind
         may_go[index], indexed = tracked.marker(kind, producer_id=producer_id, last_offset=last_offset)
         if indexed is not None:
             aborted.append(indexed)
