@@ -115,6 +115,18 @@ def parse_positions(said: StartLike, partitions: tuple[int, ...], *, now_ms: int
     return {number: parse_position(said[number], now_ms=now_ms) for number in partitions}
 
 
+def resolve(position: Position, first: int, end: int, at_time: int | None) -> int:
+    """Return the offset of a position in a partition of [first, end); `at_time` answers a time (None: the end)."""
+    kind, value = position
+    if kind is PositionKind.EARLIEST:
+        return first
+    if kind is PositionKind.OFFSET:
+        return value
+    if kind is PositionKind.BEFORE_END:
+        return max(end - value, first)
+    return end if kind is PositionKind.LATEST or at_time is None else at_time
+
+
 def parse_range(text: str, *, now_ms: int) -> tuple[Position, Position | None]:
     """Parse the command line's `-o` into start and stop: `@T1:T2`, `N:M`, `:end`, or a single position."""
     stripped = text.strip()
@@ -328,17 +340,10 @@ class Reader:
         return _Track(view, offset, None if stop is None else self._resolve(view, stop, bounds))
 
     def _resolve(self, view: PartitionView, position: Position, bounds: Bounds) -> int:
-        end = self._end(view, bounds)
-        if position.kind is PositionKind.EARLIEST:
-            return bounds.log_start
-        if position.kind is PositionKind.OFFSET:
-            return position.value
-        if position.kind is PositionKind.BEFORE_END:
-            return max(end - position.value, bounds.log_start)
+        end, found = self._end(view, bounds), None
         if position.kind is PositionKind.TIME:
             found = view.offset_for_time(position.value, bounds)
-            return end if found is None else min(found, end)
-        return end
+        return resolve(position, bounds.log_start, end, None if found is None else min(found, end))
 
     def _end(self, view: PartitionView, bounds: Bounds) -> int:
         return view.last_stable(bounds) if self.isolation == "read_committed" else bounds.high_watermark
