@@ -537,24 +537,25 @@ class CleanerCheckpoint:
 
     def put(self, topic: str, partition: int, offset: int) -> None:
         """Record that everything below `offset` is compacted."""
-        merge_checkpoint(self._path, {(topic, partition): offset}, files=self._files, clock=self._clock)
+        self._merge(self._path, (topic, partition), offset)
 
     def begin(self, topic: str, partition: int, stop: int) -> None:
         """Record that a compaction is about to replace segments; nothing from `stop` on is touched."""
-        merge_checkpoint(self._begun, {(topic, partition): stop}, files=self._files, clock=self._clock)
+        self._merge(self._begun, (topic, partition), stop)
 
     def end(self, topic: str, partition: int, offset: int) -> None:
         """Record that the compaction is done: everything below `offset` is compacted."""
         self.put(topic, partition, offset)
-        merge_checkpoint(self._begun, {(topic, partition): None}, files=self._files, clock=self._clock)
+        self._merge(self._begun, (topic, partition), None)
 
     def lower(self, topic: str, partition: int, log_end: int) -> None:
         """Lower the checkpoint to a log that ends at `log_end`: nothing from there on was compacted."""
         for path in (self._path, self._begun):
-            known = read_checkpoint(self._files, path).get((topic, partition))
-            if known is not None and known > log_end:
-                lines = {(topic, partition): log_end}
-                merge_checkpoint(path, lines, files=self._files, clock=self._clock)
+            if read_checkpoint(self._files, path).get((topic, partition), 0) > log_end:
+                self._merge(path, (topic, partition), log_end)
+
+    def _merge(self, path: Path, place: tuple[str, int], offset: int | None) -> None:
+        merge_checkpoint(path, {place: offset}, files=self._files, clock=self._clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class OpenPartition:
                 if recovery == "safe" and self._watermark.was_found:
                     self._require_all_there(last)
                 if self.log.read_only_reason is None:
-                    Sealer.attach(self.log, files, seal)
+                    Sealer(self.log, files, seal)
                 if sync and not clean and self.log.read_only_reason is None:
                     self.log.flush()  # readers will see what recovery kept, so it must be on disk
                 self._changed()

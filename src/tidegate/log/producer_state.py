@@ -178,28 +178,18 @@ def decode_snapshot(data: bytes, *, path: Path | None = None) -> list[ProducerEn
         raise _corrupt(path, 2, f"the stored checksum is {crc}, the computed one {computed}")
     if count < 0 or _HEAD.size + count * _ENTRY.size != len(data):
         raise _corrupt(path, _COUNT_POSITION, f"{count} producers do not fill {len(data)} bytes")
-    return [_decode_entry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
-
-
-def _decode_entry(
-    producer_id: int,
-    epoch: int,
-    last_sequence: int,
-    last_offset: int,
-    offset_delta: int,
-    timestamp: int,
-    coordinator_epoch: int,
-    txn_first_offset: int,
-) -> ProducerEntry:
-    batch = BatchMetadata(last_sequence, last_offset, offset_delta, timestamp)
-    return ProducerEntry(
-        producer_id,
-        epoch,
-        coordinator_epoch,
-        timestamp,
-        txn_first_offset if txn_first_offset >= 0 else None,
-        (batch,) if last_offset >= 0 else (),
-    )
+    return [
+        ProducerEntry(
+            producer_id,
+            epoch,
+            coordinator_epoch,
+            timestamp,
+            txn_first_offset if txn_first_offset >= 0 else None,
+            (BatchMetadata(last_sequence, last_offset, delta, timestamp),) if last_offset >= 0 else (),
+        )
+        for producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, txn_first_offset
+        in _ENTRY.iter_unpack(data[_HEAD.size :])
+    ]  # fmt: skip
 
 
 # -- files -----------------------------------------------------------------------------------------

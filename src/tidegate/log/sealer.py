@@ -1,6 +1,6 @@
 """Write seals at every roll, at a clean close and after compaction; remove them before their files change.
 
-`Sealer` is attached to one partition's hooks. The `.log` checksums of the active segment grow with every
+`Sealer` attaches itself to one partition's hooks. The `.log` checksums of the active segment grow with every
 append, so sealing a full segment reads only its small index files.
 
 Invariants:
@@ -62,30 +62,25 @@ class Tally:
 
 
 class Sealer:
-    """Writes the seals of one partition; `attach` it before the partition is written to."""
+    """Writes the seals of one partition; made before the partition is written to."""
 
-    def __init__(self, log: PartitionLog, files: Files, end: Seal | None) -> None:
-        self._log = log
-        self._files = files
-        self._folder = log.folder
-        self._sums, self._tally = self._take_up(log.active_segment, end)
-
-    @classmethod
-    def attach(cls, log: PartitionLog, files: Files, end: Seal | None = None) -> Sealer:
+    def __init__(self, log: PartitionLog, files: Files, end: Seal | None = None) -> None:
         """Attach to the partition's hooks. Remove the seals of missing segments and of the active one (L4).
 
         `end` is the seal of the active segment, if it was removed already (`seal_of_end`).
         """
-        sealer = cls(log, files, end)
-        sealer._remove_strays()
+        self._log = log
+        self._files = files
+        self._folder = log.folder
+        self._sums, self._tally = self._take_up(log.active_segment, end)
+        self._remove_strays()
         hooks = log.hooks
-        hooks.on_append.append(sealer._appended)
-        hooks.on_roll.append(sealer._rolled)
-        hooks.on_truncate.append(sealer._truncated)
-        hooks.on_segment_added.append(sealer._added)
-        hooks.on_segment_removed.append(sealer._removed)
-        hooks.on_close.append(sealer._closed)
-        return sealer
+        hooks.on_append.append(self._appended)
+        hooks.on_roll.append(self._rolled)
+        hooks.on_truncate.append(self._truncated)
+        hooks.on_segment_added.append(self._added)
+        hooks.on_segment_removed.append(self._removed)
+        hooks.on_close.append(self._closed)
 
     # -- hooks of the partition ------------------------------------------------------------------
 

@@ -83,11 +83,7 @@ class Seal:
         try:
             body = parse_checksummed_json(data)
             if body is None:
-                raise CorruptError(
-                    f"{path}: the seal does not match its own checksum; check the log segment with "
-                    f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
-                    path=path,
-                )
+                raise _unreadable(path, "does not match its own checksum")
             if body.get("version") != _VERSION:
                 raise CorruptError(
                     f"{path}: seal version {body.get('version')!r} is unknown, this release reads {_VERSION}",
@@ -100,11 +96,15 @@ class Seal:
             del body["version"], body["files"]
             return cls(files=files, **body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptError(
-                f"{path}: the seal has a right checksum and cannot be read; check the log segment with "
-                f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
-                path=path,
-            ) from error
+            raise _unreadable(path, "has a right checksum and cannot be read") from error
+
+
+def _unreadable(path: Path, what: str) -> CorruptError:
+    return CorruptError(
+        f"{path}: the seal {what}; check the log segment with {verify_command(path.parent)}, then accept it with "
+        f"{reseal_command(path.parent)}",
+        path=path,
+    )
 
 
 def reseal_command(folder: Path) -> str:

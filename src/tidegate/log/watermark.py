@@ -127,17 +127,13 @@ class WatermarkFile:
             found = Watermark(0, 0, 0, 0, 0, 0)
         # A writer that died during a change left an odd number; opening the partition has finished the
         # change.
-        self._newest = found._replace(generation=_even(found.generation + 2), boot=boot_mark(files))
-
-    @property
-    def newest(self) -> Watermark:
-        """The slot that was written last, or found at opening."""
-        return self._newest
+        # The slot that was written last.
+        self.newest = found._replace(generation=_even(found.generation + 2), boot=boot_mark(files))
 
     def write(self, *, log_start: int, high_watermark: int, durable_end: int, last_stable: int) -> None:
         """Publish how far readers may read."""
         self._put(
-            self._newest._replace(
+            self.newest._replace(
                 log_start=log_start,
                 high_watermark=high_watermark,
                 durable_end=durable_end,
@@ -150,14 +146,14 @@ class WatermarkFile:
 
         Synced, so that after a power failure a file that was removed on purpose is not missed.
         """
-        if self._newest.generation % 2 == 0:
-            self._put(self._newest._replace(generation=self._newest.generation + 1))
+        if self.newest.generation % 2 == 0:
+            self._put(self.newest._replace(generation=self.newest.generation + 1))
             self.sync()
 
     def end_change(self) -> None:
         """Publish an even generation after the renames: readers list the folder again."""
-        if self._newest.generation % 2 == 1:
-            self._put(self._newest._replace(generation=_even(self._newest.generation + 1)))
+        if self.newest.generation % 2 == 1:
+            self._put(self.newest._replace(generation=_even(self.newest.generation + 1)))
 
     def sync(self) -> None:
         self._file.sync()
@@ -168,7 +164,7 @@ class WatermarkFile:
     def _put(self, mark: Watermark) -> None:
         mark = mark._replace(sequence=mark.sequence + 1)
         self._file.write_at(mark.sequence % 2 * SLOT_BYTES, mark.pack())
-        self._newest = mark
+        self.newest = mark
 
 
 def _even(generation: int) -> int:

@@ -255,11 +255,12 @@ def _texts(column: pa.Array) -> list[Any]:
     try:
         texts: list[Any] = column.cast(pa.string()).to_pylist()
     except pa.ArrowInvalid:
-        texts = [None if value is None else _text_or_base64(value) for value in column.to_pylist()]
+        texts = [None if value is None else text_or_base64(value) for value in column.to_pylist()]
     return texts
 
 
-def _text_or_base64(value: bytes) -> Any:
+def text_or_base64(value: bytes) -> Any:
+    """Return a string where the bytes are UTF-8, else `{"base64": …}`."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
@@ -267,7 +268,7 @@ def _text_or_base64(value: bytes) -> Any:
 
 
 def _plain_key(key: Any) -> Any:
-    return _text_or_base64(key) if isinstance(key, bytes) else key
+    return text_or_base64(key) if isinstance(key, bytes) else key
 
 
 def _header_objects(column: pa.ListArray) -> list[Any]:
@@ -276,7 +277,7 @@ def _header_objects(column: pa.ListArray) -> list[Any]:
     shown: list[Any] = []
     for pairs in column.to_pylist():
         texts = [
-            (pair["key"], None if pair["value"] is None else _text_or_base64(pair["value"]))
+            (pair["key"], None if pair["value"] is None else text_or_base64(pair["value"]))
             for pair in pairs or ()
         ]
         named = dict(texts)
