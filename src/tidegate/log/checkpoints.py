@@ -232,9 +232,6 @@ def remove_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
     return True
 
 
-# -- internals ---------------------------------------------------------------------------------------
-
-
 def _read(path: Path, files: Files, *, limit: int = CHECKPOINT_LIMIT_BYTES) -> bytes:
     found = files.stat(path)
     if found is None:

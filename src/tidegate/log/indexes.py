@@ -347,13 +347,9 @@ class IndexFile(EntryFile, Generic[Entry]):
                     self._length - self._length % self.entry_size,
                 )
 
-    # -- methods of subclasses -------------------------------------------------------------------
-
     def _decode(self, first: int, second: int) -> Entry:
         """Return the entry with the two stored numbers."""
         raise NotImplementedError
-
-    # -- internals -------------------------------------------------------------------------------
 
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset

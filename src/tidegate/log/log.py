@@ -501,8 +501,6 @@ class Log:
             if self._maintenance is not None:
                 last_to_first.callback(self._maintenance.close)
 
-    # -- internals -------------------------------------------------------------------------------
-
     @contextmanager
     def _changing(self) -> Iterator[Catalog]:
         """Yield the catalog, read under the folder's short lock, after finishing interrupted removals."""

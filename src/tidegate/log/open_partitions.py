@@ -318,8 +318,6 @@ class OwnedPartitions:
                 if config is not None and config != held.log.config:
                     held.log.update_config(config)
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _open(self, place: TopicPartition, *, briefly: bool = False) -> OpenPartition:
         description = self._contents.describe(place.topic)
         if place.partition not in description.partition_numbers or description.topic_id is None:

@@ -284,8 +284,6 @@ class PartitionView:
             )
         return OffsetOutOfRangeError(reason, offset=offset, first=bounds.log_start, end=bounds.high_watermark)
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _try_fetch(
         self, offset: int, max_bytes: int, bounds: Bounds, buffer: bytearray | None
     ) -> Fetched | None:

@@ -582,8 +582,6 @@ class ProducerStates:
         for offset in stray:
             self.snapshots.remove(offset)
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
         return entry.txn_first_offset is None and now_ms - entry.last_timestamp >= self.expiration_ms
 

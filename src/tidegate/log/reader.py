@@ -330,8 +330,6 @@ class Reader:
         self._pieces = iter(())
         self._buffer = None
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _track(self, view: PartitionView, start: Position, stop: Position | None) -> _Track:
         bounds = view.bounds()
         offset = self._resolve(view, start, bounds)

@@ -106,8 +106,6 @@ class Sealer:
     def _closed(self, segments: Sequence[LogSegment]) -> None:
         self._write(segments[-1].base_offset, self._sums.sum(), self._tally)
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _take_up(self, active: LogSegment, end: Seal | None) -> tuple[BlockSums, Tally]:
         """Return the sums and counts of the active segment: continue from its seal, or read the segment."""
         with suppress(CorruptError):

@@ -341,8 +341,6 @@ class Writer:
     def close(self) -> None:
         """Do nothing: no work is pending after a write, and partitions stay open until the log closes."""
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _count(self, written: Written) -> None:
         verdict = "duplicate" if written.duplicate else "written"
         self._records.add(written.records, topic=self.topic, partition=written.partition, verdict=verdict)

@@ -28,8 +28,6 @@ from typing import Any, Final, TypeAlias
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.dump.records import java_text
 
-# -- messages --------------------------------------------------------------------------------------
-
 _NUMBERS: Final = {
     "int8": Struct(">b"),
     "int16": Struct(">h"),

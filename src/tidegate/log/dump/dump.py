@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from tidegate.log.dump.text import TextSink
 
 
-# -- indexes ---------------------------------------------------------------------------------------
-
 CHUNK_ENTRIES = 4096
 _SEARCH_BYTES = 64 * 1024
 
@@ -216,8 +214,6 @@ def _require(there: bool, target: Target, path: Path) -> None:
         raise InvalidError(f"{target.shown} does not exist; check the path")
     raise InvalidError(f"{target.shown} is compared with {path.name}, which is not beside it; copy it there")
 
-
-# -- log -------------------------------------------------------------------------------------------
 
 _CONTROL_KEY = Struct(">hh")
 
@@ -380,8 +376,6 @@ def read_control_record(key: bytes | None, value: bytes | None) -> Control:
         return Control(record.kind.name, type_id, message=(name, read_versionless(value or b"", schema, 0)))
     return Control(record.kind.name, type_id)
 
-
-# -- dump ------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Sink: TypeAlias = TextSink | JsonSink

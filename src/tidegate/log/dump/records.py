@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from tidegate.log.format.decode import BatchTable
 
 
-# -- batches ---------------------------------------------------------------------------------------
-
 WINDOW_BYTES: Final = 4 << 20
 UP_TO_MAGIC: Final = 17
 SMALLEST_LENGTH: Final = 14

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from tidegate.log.producer_state import ProducerEntry
 
 
-# -- lines -----------------------------------------------------------------------------------------
-
-
 def record_lines(
     run: BatchRun,
     records: RecordColumns,
@@ -164,8 +161,6 @@ def _labels(run: BatchRun, records: RecordColumns) -> Any:
     counts = np.diff(records.starts)
     return pc.if_else(pa.array(np.repeat(appended, counts)), _word("LogAppendTime"), _word("CreateTime"))
 
-
-# -- text ------------------------------------------------------------------------------------------
 
 _WORD = ("false", "true")
 

@@ -70,8 +70,6 @@ from tidegate.log.format.batch import (
 from tidegate.log.format.compression import Unpacker
 from tidegate.log.format.record_builder import RecordBuilder
 
-# --- headers of many batches
-
 ByteArray: TypeAlias = NDArray[np.uint8]
 Flags: TypeAlias = NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -354,8 +354,6 @@ class KafkaReader:
     def close(self) -> None:
         self._consumer.close()
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _assign(self) -> None:
         """Assign every partition from its current position (R3)."""
         self._consumer.assign({number: track.fetched for number, track in self._tracks.items()})

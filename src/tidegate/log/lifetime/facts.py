@@ -32,8 +32,6 @@ from tidegate.log.partition_reader import PartitionView
 from tidegate.log.segment import LogSegment, read_only_segment
 from tidegate.log.topic_config import BrokerConfig, Source, TopicConfig
 
-# -- facts -----------------------------------------------------------------------------------------
-
 
 def attending_interval_ms(
     log: Path, config: TopicConfig, broker: BrokerConfig, *, files: Files

@@ -36,8 +36,6 @@ from tidegate.errors import InvalidError
 from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
 from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
-# -- lifetime --------------------------------------------------------------------------------------
-
 
 class Rule(Enum):
     """The reason why a record is removed, or why it stays; reports print the value."""
