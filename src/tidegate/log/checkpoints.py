@@ -406,15 +406,6 @@ CLOSED_NAME = "tidegate.closed"
 _MARK_LIMIT_BYTES = 4096
 
 
-class Position(NamedTuple):
-    """The values that the checkpoints store for one partition."""
-
-    recovery_point: int
-    log_start: int
-    first_base: int
-    high_watermark: int
-
-
 def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
     """Return whether the file sizes are those of the last clean close; the seal covers the bytes (H1)."""
     closed = _sizes_at_close(files, partition_folder)
@@ -464,20 +455,12 @@ def read_checkpoint(files: Files, path: Path) -> Offsets:
         return {}
 
 
-def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPartition, Position]) -> None:
-    """Write the partitions' lines into Kafka's checkpoint files and keep all other lines."""
-    lines: dict[str, dict[tuple[str, int], int | None]] = {
-        RECOVERY_POINTS: {},
-        HIGH_WATERMARKS: {},
-        LOG_STARTS: {},
-    }
-    for place, position in positions.items():
-        lines[RECOVERY_POINTS][place] = position.recovery_point
-        lines[HIGH_WATERMARKS][place] = position.high_watermark
-        inside = position.log_start > position.first_base  # otherwise the file name gives it
-        lines[LOG_STARTS][place] = position.log_start if inside else None
-    for name, chosen in lines.items():
-        merge_lines(files, log_folder / name, chosen)
+def merge_checkpoints(
+    files: Files, log_folder: Path, lines: Mapping[TopicPartition, Mapping[str, int | None]]
+) -> None:
+    """Write the partitions' lines, by file name, into Kafka's checkpoint files and keep all other lines."""
+    for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS):
+        merge_lines(files, log_folder / name, {place: by_name[name] for place, by_name in lines.items()})
 
 
 def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[TopicPartition]) -> None:

@@ -24,6 +24,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -331,24 +332,10 @@ class Housekeeping:
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def checkpoint_recovery_points(self) -> None:
-        self._checkpoint(RECOVERY_POINTS, lambda log: log.recovery_point)
-
-    def checkpoint_high_watermarks(self) -> None:
-        self._checkpoint(HIGH_WATERMARKS, lambda log: log.high_watermark)
-
-    def checkpoint_log_starts(self) -> None:
-        """Store log start offsets; only those inside the first segment, because file names give the others."""
-
-        def inside(log: PartitionLog) -> int | None:
-            start = log.log_start_offset
-            return start if start > log.segments[0].base_offset else None
-
-        self._checkpoint(LOG_STARTS, inside)
-
-    def _checkpoint(self, name: str, offset_of: Callable[[PartitionLog], int | None]) -> None:
+    def checkpoint(self, name: str) -> None:
+        """Write the lines of the open partitions into one of Kafka's checkpoint files."""
         lines: dict[tuple[str, int], int | None] = {
-            _place(log): offset_of(log) for log in self._owner.open_partitions
+            _place(log): log.checkpoint_lines()[name] for log in self._owner.open_partitions
         }
         merge_checkpoint(self._owner.path / name, lines, files=self._files, clock=self._clock)
 
@@ -459,20 +446,13 @@ class Maintenance:
         self._every("retention", self._retain, broker.log_retention_check_interval_ms, first_ms)
         if broker.log_cleaner_enable:
             self._after("compaction", self._compact, first_ms)
-        self._every(
-            "recovery points",
-            tasks.checkpoint_recovery_points,
-            broker.log_flush_offset_checkpoint_interval_ms,
-            first_ms,
-        )
-        self._every(
-            "log start offsets",
-            tasks.checkpoint_log_starts,
-            broker.log_flush_start_offset_checkpoint_interval_ms,
-            first_ms,
-        )
         interval_ms = broker.replica_high_watermark_checkpoint_interval_ms
-        self._every("high watermarks", tasks.checkpoint_high_watermarks, interval_ms, interval_ms)
+        for name, file_name, every_ms, begin_ms in (
+            ("recovery points", RECOVERY_POINTS, broker.log_flush_offset_checkpoint_interval_ms, first_ms),
+            ("log start offsets", LOG_STARTS, broker.log_flush_start_offset_checkpoint_interval_ms, first_ms),
+            ("high watermarks", HIGH_WATERMARKS, interval_ms, interval_ms),
+        ):
+            self._every(name, partial(tasks.checkpoint, file_name), every_ms, begin_ms)
         interval_ms = broker.producer_id_expiration_check_interval_ms
         self._every("producer expiry", self._expire, interval_ms, interval_ms)
         self._after("flush", self._flush, 0)

@@ -30,7 +30,6 @@ from tidegate.log.checkpoints import (
     LOG_STARTS,
     RECOVERY_POINTS,
     CleanerCheckpoint,
-    Position,
     TopicId,
     forget_closed,
     last_segment_base,
@@ -171,11 +170,6 @@ class OpenPartition:
         if self._is_brief:
             self._is_brief = False
             note_owner(self._files, self.folder, briefly=False)
-
-    def position(self) -> Position:
-        """Return the values that the checkpoints store."""
-        first = self.log.segments[0].base_offset if self.log.segments else self.log.log_start_offset
-        return Position(self.log.recovery_point, self.log.log_start_offset, first, self.log.high_watermark)
 
     def close_log(self) -> bool:
         """Close the log and publish to readers a last time; return whether it was clean. The lock is kept."""
@@ -385,8 +379,8 @@ class OwnedPartitions:
         path = self._contents.path
         failures: list[Exception] = []
         with changing_folder(self._files, path, self._clock):
-            positions = {partition.place: partition.position() for partition in clean}
-            merge_checkpoints(self._files, path, positions)
+            lines = {partition.place: partition.log.checkpoint_lines() for partition in clean}
+            merge_checkpoints(self._files, path, lines)
             for partition in clean:
                 try:
                     mark_closed(self._files, partition.folder)

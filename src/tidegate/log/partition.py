@@ -41,7 +41,14 @@ from tidegate.log.append_validation import (
     prepare,
 )
 from tidegate.log.catalog import parse_folder_name
-from tidegate.log.checkpoints import TopicId, read_topic_id, write_topic_id
+from tidegate.log.checkpoints import (
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    TopicId,
+    read_topic_id,
+    write_topic_id,
+)
 from tidegate.log.fetch import (
     Fetched,
     Isolation,
@@ -200,6 +207,16 @@ class PartitionLog:
         segments before the one that holds it.
         """
         return min((self._commit.durable.offset, *(segment.base_offset for segment in self._finished)))
+
+    def checkpoint_lines(self) -> dict[str, int | None]:
+        """Return the partition's line in each of Kafka's checkpoint files; None where it has none."""
+        start = self.log_start_offset
+        is_inside = start > self.view.segments.first.base_offset  # otherwise the file name gives it
+        return {
+            RECOVERY_POINTS: self.recovery_point,
+            HIGH_WATERMARKS: self.high_watermark,
+            LOG_STARTS: start if is_inside else None,
+        }
 
     @property
     def leader_epoch(self) -> int:
