@@ -105,7 +105,7 @@ def main() -> None:
         runtime,
         TASK,
         "dedupe",
-        Deduplicate("order", horizon, grace=0),
+        Deduplicate("order", f"{horizon}ms", grace=0),
         SCHEMA,
         randomness=SeededRandomness(2),
     )
