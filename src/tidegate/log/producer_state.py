@@ -297,7 +297,6 @@ class CompletedTxn(NamedTuple):
     producer_id: int
     first_offset: int
     last_offset: int
-    is_aborted: bool
 
 
 class ProducerStep(NamedTuple):
@@ -338,7 +337,6 @@ def check_marker(
     origin: Origin,
     where: str,
     *,
-    is_abort: bool,
     coordinator_epoch: int,
 ) -> ProducerStep:
     """Check an end marker against the producer's state; it completes the open transaction, if there is one."""
@@ -355,7 +353,7 @@ def check_marker(
     first_offset = entry.txn_first_offset
     if first_offset is None:
         return ProducerStep(after)
-    return ProducerStep(after, completed=CompletedTxn(entry.producer_id, first_offset, offset, is_abort))
+    return ProducerStep(after, completed=CompletedTxn(entry.producer_id, first_offset, offset))
 
 
 def _check_epoch(entry: ProducerEntry, epoch: int, offset: int, origin: Origin, where: str) -> None:
@@ -467,13 +465,12 @@ class ProducerStates:
             header,
             origin,
             self.folder.name,
-            is_abort=is_abort,
             coordinator_epoch=coordinator_epoch,
         )
         if step.completed is None or not is_abort:
             return step
         stable = self.last_stable_offset(step.completed)
-        return step._replace(aborted=AbortedTxn(*step.completed[:3], stable))
+        return step._replace(aborted=AbortedTxn(*step.completed, stable))
 
     def known(self, producer_id: int) -> ProducerEntry:
         """Return the state of a producer, also of one that has written nothing yet."""
