@@ -212,7 +212,22 @@ class Catalog:
                     f"safe in the partition folders: with {path.name} moved away, `verify` and `consume` read them",
                     path=path,
                 )
-            return cls._from_body(body, path)
+            if body.get("version") != _VERSION:
+                raise CorruptError(
+                    f"{path}: catalog version {body.get('version')!r} is unknown, this release reads {_VERSION}; "
+                    f"use the release that wrote it",
+                    path=path,
+                )
+            topics = {
+                check_topic_name(name): TopicEntry(
+                    stored_topic["id"],
+                    check_partition_count(stored_topic["partitions"]),
+                    stored_topic["config"],
+                    stored_topic.get("encoding"),
+                )
+                for name, stored_topic in body["topics"].items()
+            }
+            return cls(topics, tuple(body["removing"]))
         except InvalidError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -220,25 +235,6 @@ class Catalog:
                 f"{path}: the catalog has a right checksum and cannot be read ({error}); restore it from a backup",
                 path=path,
             ) from error
-
-    @classmethod
-    def _from_body(cls, body: Any, path: Path) -> Catalog:
-        if body.get("version") != _VERSION:
-            raise CorruptError(
-                f"{path}: catalog version {body.get('version')!r} is unknown, this release reads {_VERSION}; "
-                f"use the release that wrote it",
-                path=path,
-            )
-        topics = {
-            check_topic_name(name): TopicEntry(
-                stored_topic["id"],
-                check_partition_count(stored_topic["partitions"]),
-                stored_topic["config"],
-                stored_topic.get("encoding"),
-            )
-            for name, stored_topic in body["topics"].items()
-        }
-        return cls(topics, tuple(body["removing"]))
 
 
 def unknown_topic(topic: str, known: Iterable[str]) -> InvalidError:

@@ -233,39 +233,32 @@ def check_snapshot(
 
     `thinned`: batches are known to be missing from the log, so the snapshot may know more than the log.
     """
-    remedy = "move it away; the state is rebuilt from the log when it is opened for writing"
+
+    def bad(what: str, offset: int, producer: str | None = None, position: int | None = None) -> None:
+        remedy = "move it away; the state is rebuilt from the log when it is opened for writing"
+        findings.add("snapshot", path, what, remedy, position=position, offset=offset, producer=producer)
+
     try:
         entries = read_snapshot(path, files=files)
     except CorruptError as error:
-        findings.add("snapshot", path, str(error), remedy, position=error.position, offset=offset)
+        bad(str(error), offset, position=error.position)
         return
     for entry in entries:
-        name = f"{entry.producer_id}/{entry.epoch}"
-        if entry.last_offset >= offset:
-            findings.add(
-                "snapshot",
-                path,
-                f"its last offset {entry.last_offset} is not before the snapshot's own, {offset}",
-                remedy,
-                offset=entry.last_offset,
-                producer=name,
-            )
+        name, last = f"{entry.producer_id}/{entry.epoch}", entry.last_offset
+        if last >= offset:
+            bad(f"its last offset {last} is not before the snapshot's own, {offset}", last, name)
             continue
         track = tracks.get(entry.producer_id)
         if track is None or not track.recent or not entry.batches or track.epoch != entry.epoch:
             continue
-        if thinned and entry.last_offset > track.last_offset:
+        if thinned and last > track.last_offset:
             continue
-        if (entry.last_offset, entry.last_sequence) != (track.last_offset, track.recent[-1].last):
-            findings.add(
-                "snapshot",
-                path,
-                f"it has number {entry.last_sequence} at offset {entry.last_offset} as the producer's last, "
-                f"the log has {track.recent[-1].last} at {track.last_offset}",
-                remedy,
-                offset=track.last_offset,
-                producer=name,
+        if (last, entry.last_sequence) != (track.last_offset, track.recent[-1].last):
+            what = (
+                f"it has number {entry.last_sequence} at offset {last} as the producer's last, "
+                f"the log has {track.recent[-1].last} at {track.last_offset}"
             )
+            bad(what, track.last_offset, name)
 
 
 COORDINATED_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
