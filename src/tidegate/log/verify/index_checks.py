@@ -214,41 +214,35 @@ class IndexCheck:
     # -- checks of the files ---------------------------------------------------------------------
 
     def _load(self, path: Path, entry: np.dtype[np.void], files: Files) -> NDArray[np.void]:
-        empty = np.empty(0, dtype=entry)
         if not files.exists(path):
-            self._findings.add(
-                "index",
-                path,
-                f"{path.name} is missing",
-                "open the log for writing once: it is rebuilt",
-                severity=Severity.WARNING,
-                offset=self._base,
-            )
-            return empty
+            remedy = "open the log for writing once: it is rebuilt"
+            self._bad_file(path, f"{path.name} is missing", None, remedy, Severity.WARNING)
+            return np.empty(0, dtype=entry)
         data = files.read(path, limit=_MAX_INDEX_BYTES)
-        if len(data) % entry.itemsize:
-            self._findings.add(
-                "index",
-                path,
-                f"{len(data)} bytes are not a multiple of {entry.itemsize}",
-                _REBUILD,
-                position=len(data) - len(data) % entry.itemsize,
-                offset=self._base,
-            )
-        entries = np.frombuffer(data[: len(data) - len(data) % entry.itemsize], dtype=entry)
-        used = len(data.rstrip(b"\0"))
-        count = -(-used // entry.itemsize)
+        whole = len(data) - len(data) % entry.itemsize
+        if whole < len(data):
+            self._bad_file(path, f"{len(data)} bytes are not a multiple of {entry.itemsize}", whole)
+        entries = np.frombuffer(data[:whole], dtype=entry)
+        count = -(-len(data.rstrip(b"\0")) // entry.itemsize)
         if count < len(entries) and not self._is_last:
-            self._findings.add(
-                "index",
-                path,
-                f"a closed log segment's index ends in {len(entries) - count} zero entries, "
-                f"which a broker takes for entries",
-                _REBUILD,
-                position=count * entry.itemsize,
-                offset=self._base,
+            zeros = len(entries) - count
+            what = (
+                f"a closed log segment's index ends in {zeros} zero entries, which a broker takes for entries"
             )
+            self._bad_file(path, what, count * entry.itemsize)
         return entries[:count]
+
+    def _bad_file(
+        self,
+        path: Path,
+        what: str,
+        position: int | None,
+        remedy: str = _REBUILD,
+        severity: Severity = Severity.FAULT,
+    ) -> None:
+        self._findings.add(
+            "index", path, what, remedy, severity=severity, position=position, offset=self._base
+        )
 
     def _check_order(self) -> None:
         broken = np.flatnonzero((np.diff(self._offsets) <= 0) | (np.diff(self._positions) <= 0))
