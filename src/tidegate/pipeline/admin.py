@@ -421,7 +421,6 @@ def rebase_outputs(
                 bases.append(ends[section.topic][section.partition])
                 ends[section.topic][section.partition] += section.records
             deliveries.append(msgspec.structs.replace(each, bases=tuple(bases)))
-        heads.close()
         return msgspec.structs.replace(
             commit, ends=ends, deliveries=tuple(deliveries), change="goes on where its topics end"
         )
@@ -587,12 +586,8 @@ def _records(commit: CommitRecord, topics: Mapping[str, str]) -> int:
 
 
 def _lag(commit: CommitRecord, topics: Mapping[str, str], log: Log | KafkaLog) -> int:
-    heads = LogEndOffsets(log)
-    try:
-        counts = log.partition_counts()
-        ends = {topic: heads.of(topic, counts[topic]) for topic in set(topics.values()) if topic in counts}
-    finally:
-        heads.close()
+    heads, counts = LogEndOffsets(log), log.partition_counts()
+    ends = {topic: heads.of(topic, counts[topic]) for topic in set(topics.values()) if topic in counts}
     left: dict[tuple[str, int], int] = {}  # flows that share a topic read the same records
     for line in commit.sources:
         topic = topics.get(line.flow)

@@ -34,11 +34,12 @@ Thread rule: one coordinator thread writes; `newest` and the readers may be call
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from tidegate.errors import (
     ConflictError,
@@ -66,12 +67,8 @@ from tidegate.storage.backends.base import StorageBackend, check_name, check_sta
 # -- records --------------------------------------------------------------------------------------
 
 VERSION: Final = 4
-READABLE: Final = (
-    1,
-    2,
-    3,
-    4,
-)  # 1: no topic ids, no held events; 2: no limits; 3: no stops at held events
+READABLE: Final = range(1, VERSION + 1)
+# 1: no topic ids, no held events; 2: no limits; 3: no stops at held events
 KEPT: Final = 10  # commits that stay readable
 INLINE_BYTES: Final = 64 << 10
 
@@ -270,9 +267,14 @@ class Records:
 
     # -- rounds ----------------------------------------------------------------------------------
 
+    def numbers(self, kind: str) -> list[int]:
+        """Return the rounds that have a record of this kind (`plans`, `commits`), in order."""
+        names = (found.name.rpartition("/")[2] for found in self.backend.list(f"{self.folder}/{kind}"))
+        return sorted(int(name) for name in names if len(name) == 10 and name.isdigit())
+
     def rounds(self) -> list[int]:
         """Return the numbers of all commits, in order."""
-        return sorted(self._numbers("commits"))
+        return self.numbers("commits")
 
     def newest_sound(self) -> tuple[CommitRecord, bytes]:
         """Return the newest commit that can be read, and its digest; if none can, raise the error of the last one."""
@@ -286,7 +288,7 @@ class Records:
 
     def newest(self) -> int | None:
         """The number of the last commit; None before the first."""
-        return max(self._numbers("commits"), default=None)
+        return max(self.rounds(), default=None)
 
     def load_plan(self, round: int) -> tuple[PlanRecord, bytes] | None:
         """Return the plan of a round and its digest; None if there is none."""
@@ -372,17 +374,7 @@ class Records:
         """Remove a plan or a commit; `gc` decides which."""
         self.backend.delete(f"{self.folder}/{kind}/{round:010d}")
 
-    def numbers(self, kind: str) -> list[int]:
-        """Return the rounds that have a record of this kind (`plans`, `commits`)."""
-        return sorted(self._numbers(kind))
-
     # -- inside ----------------------------------------------------------------------------------
-
-    def _numbers(self, kind: str) -> Iterator[int]:
-        for found in self.backend.list(f"{self.folder}/{kind}"):
-            last = found.name.rpartition("/")[2]
-            if len(last) == 10 and last.isdigit():
-                yield int(last)
 
     def _create(self, name: str, data: bytes) -> tuple[bytes, bool]:
         """Publish if absent; return the stored bytes, and whether they are ours.
@@ -472,7 +464,12 @@ def commit_of(
     tasks = _tasks(plan, before, result.tasks)
     sources = _still_skipped(_sources(plan, before, result.sources, states, flows), tasks)
     deliveries, ends = _deliveries(plan.round, before, result.tasks, end_of)
-    read = {each.flow for each in result.sources if each.records or each.next_offset > _start(plan, each)}
+    starts = {(each.flow, each.partition): each.start for each in plan.ranges}
+    read = {
+        each.flow
+        for each in result.sources
+        if each.records or each.next_offset > starts.get((each.flow, each.partition), each.next_offset)
+    }
     closing = {name for name, tick in plan.ticks.items() if tick.closing}
     return CommitRecord(
         version=VERSION,
@@ -501,27 +498,15 @@ def void_of(
     plan: PlanRecord, plan_digest: bytes, before: CommitRecord, *, generation: int, now_ms: int
 ) -> CommitRecord:
     """Build the commit of a round that could not be done as planned and is abandoned: only the round number changes."""
-    return CommitRecord(
+    return replaced(
+        before,
         version=VERSION,
-        app=before.app,
         round=plan.round,
         generation=generation,
         base=plan.base,
         plan=plan_digest,
-        definition=before.definition,
-        incarnation=before.incarnation,
-        tick=before.tick,
         committed_ms=now_ms,
-        sources=before.sources,
-        tasks=before.tasks,
-        deliveries=before.deliveries,
-        ends=before.ends,
-        totals=before.totals,
-        watermarks=before.watermarks,
-        losses=before.losses,
-        closed=before.closed,
         change="given up, to be planned anew",
-        limits=before.limits,
     )
 
 
@@ -548,7 +533,7 @@ def _sources(
     lines = {(line.flow, line.partition): line for line in before.sources}
     for loss in plan.losses:
         line = lines[loss.flow, loss.partition]
-        lines[loss.flow, loss.partition] = _replaced(line, next_offset=loss.end, stopped=None)
+        lines[loss.flow, loss.partition] = replaced(line, next_offset=loss.end, stopped=None)
     for result in results:
         source = (result.flow, result.partition)
         line = lines[source]
@@ -567,7 +552,7 @@ def _sources(
         )
     for halt in plan.halts:
         line = lines[halt.flow, halt.partition]
-        lines[halt.flow, halt.partition] = _replaced(line, stopped=halt.stop)
+        lines[halt.flow, halt.partition] = replaced(line, stopped=halt.stop)
     return tuple(lines[source] for source in sorted(lines))
 
 
@@ -582,13 +567,8 @@ def _still_skipped(sources: Iterable[SourceLine], tasks: Iterable[TaskLine]) -> 
     for line in sources:
         first = least.get((line.flow, line.partition), LATEST)
         skipped = tuple(each for each in line.skipped if each[1] > first)
-        lines.append(line if skipped == line.skipped else _replaced(line, skipped=skipped))
+        lines.append(line if skipped == line.skipped else replaced(line, skipped=skipped))
     return tuple(lines)
-
-
-def _replaced(line: SourceLine, **changes: object) -> SourceLine:
-    fields = {name: getattr(line, name) for name in line.__struct_fields__}
-    return SourceLine(**{**fields, **changes})
 
 
 def _tasks(plan: PlanRecord, before: CommitRecord, results: Iterable[TaskResult]) -> tuple[TaskLine, ...]:
@@ -629,25 +609,22 @@ def _deliveries(
 def _totals(before: CommitRecord, result: RoundResult) -> dict[str, dict[str, int]]:
     totals = {flow: dict(counters) for flow, counters in before.totals.items()}
     for source in result.sources:
-        flow = totals.setdefault(source.flow, {})
-        _add(flow, "records", source.records)
-        _add(flow, "bytes", source.size)
-        for name, count in source.counters.items():
-            _add(flow, name, count)
-        for name, count in source.verdicts.items():
-            _add(flow, f"verdict.{name}", count)
+        verdicts = {f"verdict.{name}": count for name, count in source.verdicts.items()}
+        _add(totals, source.flow, {"records": source.records, "bytes": source.size})
+        _add(totals, source.flow, source.counters)
+        _add(totals, source.flow, verdicts)
     for task in result.tasks:
-        flow = totals.setdefault(task.flow, {})
-        _add(flow, "rows_sent", task.rows_sent)
-        for name, count in task.counters.items():
-            if name != "delivered":  # counted for the round before, and only when a task delivered
-                _add(flow, name, count)
+        _add(totals, task.flow, {"rows_sent": task.rows_sent})
+        # "delivered" is counted for the round before, and only when a task delivered
+        _add(totals, task.flow, {name: count for name, count in task.counters.items() if name != "delivered"})
     return {flow: dict(sorted(counters.items())) for flow, counters in sorted(totals.items())}
 
 
-def _add(counters: dict[str, int], name: str, count: int) -> None:
-    if count or name in counters:
-        counters[name] = counters.get(name, 0) + count
+def _add(totals: dict[str, dict[str, int]], flow: str, counts: Mapping[str, int]) -> None:
+    counters = totals.setdefault(flow, {})
+    for name, count in counts.items():
+        if count or name in counters:
+            counters[name] = counters.get(name, 0) + count
 
 
 def _watermarks(
@@ -671,23 +648,8 @@ def _losses(losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
     old, recent = losses[: -KEPT_LOSSES // 2], losses[-KEPT_LOSSES // 2 :]
     merged: dict[tuple[str, int], Loss] = {}
     for loss in old:
-        have = merged.get((loss.flow, loss.partition))
-        merged[loss.flow, loss.partition] = (
-            loss
-            if have is None
-            else Loss(
-                loss.flow, loss.partition, min(have.first, loss.first), max(have.end, loss.end), loss.round
-            )
+        have = merged.get((loss.flow, loss.partition), loss)
+        merged[loss.flow, loss.partition] = replaced(
+            loss, first=min(have.first, loss.first), end=max(have.end, loss.end)
         )
     return (*merged.values(), *recent)
-
-
-def _start(plan: PlanRecord, result: SourceResult) -> int:
-    return next(
-        (
-            each.start
-            for each in plan.ranges
-            if (each.flow, each.partition) == (result.flow, result.partition)
-        ),
-        result.next_offset,
-    )

@@ -36,6 +36,7 @@ Thread rule: one thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -195,6 +196,7 @@ class Coordinator:
         settings: RunSettings,
         tables: TableCommits | None = None,
     ) -> None:
+        """`tables` None: no flow looks anything up."""
         self.flows = opened.flows
         self.commit, self._digest = opened.commit, opened.digest
         self.heads: dict[str, dict[int, Head]] = {}
@@ -207,7 +209,7 @@ class Coordinator:
         self._clock = clock
         self._randomness = randomness
         self._settings = settings
-        self._tables = tables or TableCommits(backend)
+        self._tables = tables
         storage = opened.setup.storage
         self._backpressure = Backpressure(storage.backlog_limit_bytes, engine.place)
         self._limits = Limits(
@@ -241,7 +243,7 @@ class Coordinator:
     @property
     def lookup_lags(self) -> dict[str, int]:
         """For each lookup table, how many records of its topic it has not read yet."""
-        return dict(self._tables.lags)
+        return {} if self._tables is None else dict(self._tables.lags)
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -284,7 +286,7 @@ class Coordinator:
                 f"with `tidegate app reset {plan.app}`",
                 kafka_name=None,
             )
-        if self._is_first and not self._tables.are_kept(plan.lookups):
+        if self._is_first and self._tables is not None and not self._tables.are_kept(plan.lookups):
             gone = ", ".join(f"commit {number} of {table}" for table, number in plan.lookups.items())
             return self._give_up(
                 plan, digest, f"it looks things up in {gone}, and not all of that is kept any more"
@@ -309,7 +311,7 @@ class Coordinator:
             )
             return self._give_up(plan, digest, why)
         require_whole(order, result)
-        topic_ids = self._states()
+        topic_ids = self._ids()
         if any(topic_ids.get(topic) != known for topic, known in plan.topic_ids.items()):
             # The next plan stops the partitions that read it.
             return self._give_up(
@@ -325,13 +327,17 @@ class Coordinator:
         }
         self._backpressure.note(before, self.commit, records)
         self._sizes.note(sum(records.values()), took_ms)
-        self._note_seen(result)
+        now_ms = self._clock.monotonic_ms()
+        self._seen_ms |= {(each.flow, each.partition): now_ms for each in result.sources if each.records}
         self._collector.superseded(before, self.commit)
         self._metrics.round(result, self.commit, took_ms)
         self._tell()
         self._collector.step()
         lag = lag_of(self.flows, self.commit, self.heads)
-        return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, _timings(result))
+        timings: Counter[str] = Counter()
+        for task in result.tasks:
+            timings.update(task.timings_ms)  # type: ignore[arg-type]
+        return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, timings)
 
     def deliver_outstanding(self) -> bool:
         """Deliver the newest commit's parcels unless they are known to be in the log; return whether it did."""
@@ -365,13 +371,12 @@ class Coordinator:
         belong to the run.
         """
         topics = {flow.topic: flow.partitions for flow in self.flows.values() if not flow.upstream}
-        heads = self._opened.heads.look(topics)
-        return {(topic, number): head.end for topic, found in heads.items() for number, head in found.items()}
+        return self._opened.heads.ends(topics)
 
     # -- planning --------------------------------------------------------------------------------
 
     def _look(self, targets: Targets | None) -> None:
-        self._topic_ids = self._states()
+        self._topic_ids = self._ids()
         heads = self._opened.heads.look(self._topics)
         if targets is not None:
             positions = self._least_positions()
@@ -382,7 +387,7 @@ class Coordinator:
                 heads[topic][number] = Head(head.start, min(head.end, limit), head.end > limit)
         self.heads = heads
 
-    def _states(self) -> dict[str, str]:
+    def _ids(self) -> dict[str, str]:
         """Return the ids of the topics that are read. If a topic has more partitions now, the run ends: their
         records would not be read, and where keys decide the partition, the state of their keys would be in another
         task."""
@@ -412,7 +417,6 @@ class Coordinator:
         watch = SilenceClock(
             max(self._clock.now_ms(), self.commit.tick.now_ms), self._settings.idle_after_ms, silent
         )
-        tables = sorted({table for flow in self.flows.values() for table in flow.lookups})
         return Situation(
             flows=self.flows,
             commit=self.commit,
@@ -425,7 +429,7 @@ class Coordinator:
             closing=closing,
             ending=ending,
             closes=self._settings.close,
-            lookups=self._tables.newest(tables),
+            lookups={} if self._tables is None else self._tables.newest(),
             topic_ids=self._topic_ids,
         )
 
@@ -616,12 +620,6 @@ class Coordinator:
 
     # -- reporting -------------------------------------------------------------------------------
 
-    def _note_seen(self, result: RoundResult) -> None:
-        now_ms = self._clock.monotonic_ms()
-        for each in result.sources:
-            if each.records:
-                self._seen_ms[each.flow, each.partition] = now_ms
-
     def _tell(self) -> None:
         self._metrics.standing(
             self.commit, self.heads, self.lag_seconds(), self._clock.monotonic_ms(), self.lookup_lags
@@ -630,12 +628,3 @@ class Coordinator:
     def lag_seconds(self) -> dict[str, float]:
         """Return how far each flow's event time is behind now, for flows with records to read."""
         return lag_seconds_of(self.flows, self.commit, self.heads, self._clock.now_ms())
-
-
-def _timings(result: RoundResult) -> dict[str, float]:
-    """The time of all tasks by phase, summed."""
-    sums: dict[str, float] = {}
-    for task in result.tasks:
-        for name, ms in task.timings_ms.items():
-            sums[name] = sums.get(name, 0.0) + ms
-    return sums

@@ -25,7 +25,7 @@ from tidegate.pipeline.coordinator import Coordinator, Engine, Targets
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.local_engine import LocalEngine
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
-from tidegate.pipeline.lookup import LookedUpTables
+from tidegate.pipeline.lookup import TableCommits
 from tidegate.pipeline.messages import Delivery
 from tidegate.pipeline.progress import Progress
 from tidegate.pipeline.query import Run, Tracker
@@ -63,17 +63,13 @@ def start_run(
     only.
     """
     settings = settings or RunSettings()
-    if clock is None and scheduler is None:
-        scheduler = ThreadScheduler(SystemClock(), f"tidegate-lease-{setup.app}")
-        owns_scheduler = True
-    else:
-        owns_scheduler = False
-    clock = clock or SystemClock()
     randomness = randomness or SystemRandomness()
     metrics = metrics or Metrics()
     with ExitStack() as resources:
-        if owns_scheduler and scheduler is not None:
+        if clock is None and scheduler is None:
+            scheduler = ThreadScheduler(SystemClock(), f"tidegate-lease-{setup.app}")
             resources.callback(scheduler.close)
+        clock = clock or SystemClock()
         if backend is None:
             backend = open_backend(setup.state, files=files, clock=clock, randomness=randomness)
             resources.callback(backend.close)
@@ -99,9 +95,8 @@ def start_run(
             )
         opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
         opened = replace(opened, notes=(*opened.notes, *fields.notes))
-        resources.callback(opened.heads.close)
         made, deliver = _engine(engine, opened, resources, log, backend, clock, randomness, files, metrics)
-        tables = LookedUpTables(
+        tables = TableCommits(
             backend, log, opened.heads, opened.setup.flows, clock=clock, randomness=randomness
         )
         resources.callback(tables.close)
@@ -203,12 +198,4 @@ def _looking(log: Log | KafkaLog, opened: Opened) -> Callable[[], Targets]:
     """Return a function that looks up the sources' log end offsets, for threads other than the coordinator's."""
     topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
 
-    def look() -> Targets:
-        heads = LogEndOffsets(log)
-        try:
-            found = heads.look(topics)
-        finally:
-            heads.close()
-        return {(topic, number): head.end for topic, each in found.items() for number, head in each.items()}
-
-    return look
+    return lambda: LogEndOffsets(log).ends(topics)
