@@ -27,7 +27,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -41,7 +41,6 @@ from pyarrow import acero
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.pipeline.topology import ArrowFunction, Expression, Source
 from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String
-from tidegate.tables.serdes.json import Json
 from tidegate.windows.events import EventBatch
 
 # -- inferring ------------------------------------------------------------------------------------
@@ -89,19 +88,16 @@ def visible_schema(schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
 
 def key_serde_for(kind: pa.DataType, what: str) -> Serde[Any]:
     """The serde that keys of this type are written with, when none was given."""
-    serde: Any = None
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        serde = String()
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        serde = Bytes()
-    elif pa.types.is_int64(kind) or pa.types.is_uint32(kind):
-        serde = Long()
-    elif pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-        serde = Int()
-    elif pa.types.is_floating(kind):
-        serde = Double()
-    if serde is not None:
-        return serde  # type: ignore[no-any-return]
+        return String()
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return Bytes()
+    if pa.types.is_int64(kind) or pa.types.is_uint32(kind):
+        return Long()
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return Int()
+    if pa.types.is_floating(kind):
+        return Double()
     raise InvalidError(
         f"{what} is {kind}, and keys of that type have no bytes of their own: cast it, like "
         'key_by("CAST(… AS VARCHAR)"), or give a serde= that writes it'
@@ -140,11 +136,6 @@ def is_object(serde: Serde[Any] | None) -> bool:
     return serde is not None and pa.types.is_struct(serde.arrow_type)
 
 
-def is_any_json(serde: Serde[Any] | None) -> bool:
-    """JSON without declared fields."""
-    return isinstance(serde, Json) and not serde.fields
-
-
 # -- sql ------------------------------------------------------------------------------------------
 
 _ROWS = "batch"
@@ -154,6 +145,13 @@ _IN_EXPRESSIONS = {
     "all", "and", "any", "array", "as", "between", "case", "cast", "collate", "distinct", "else", "end", "false",
     "for", "from", "in", "is", "like", "not", "null", "or", "then", "true", "when",
 }  # fmt: skip
+_REFUSED = {
+    "WINDOW": "(…) OVER (…) looks at other rows, and its answer would depend on where a batch is cut; use "
+    ".window(…).agg(…)",
+    "SUBQUERY": "a subquery has no place in an expression over one row; use .lookup(…) for other tables",
+    "STAR": "* is no expression; name the columns",
+    "PARAMETER": "parameters are not filled in here; write the value into the expression",
+}
 _CLOCKS = {"current_timestamp", "current_date", "current_time", "localtimestamp", "localtime"}
 _own = threading.local()
 
@@ -254,9 +252,7 @@ def typed(text: str, schema: pa.Schema, what: str) -> tuple[SqlExpression, pa.Da
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
     """Return one array, of the types used everywhere else."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # without any chunk it stays chunked
-        array = pa.array([], array.type) if not array.num_chunks else pa.concat_arrays(array.chunks)
+    array = one_array(column)
     kind = array.type
     if pa.types.is_large_string(kind) or kind == pa.string_view():
         return array.cast(pa.string())
@@ -355,37 +351,20 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 def _refuse(node: Mapping[str, Any], what: str) -> None:
     kind = node.get("class")
+    reason = _REFUSED.get(kind or "")
     if kind == "WINDOW":
-        raise InvalidError(
-            f"{what}: {node.get('function_name', 'a function')}(…) OVER (…) looks at other rows, and its "
-            "answer would depend on where a batch is cut; use .window(…).agg(…)"
-        )
-    if kind == "SUBQUERY":
-        raise InvalidError(
-            f"{what}: a subquery has no place in an expression over one row; use .lookup(…) for other tables"
-        )
-    if kind == "STAR":
-        raise InvalidError(f"{what}: * is no expression; name the columns")
-    if kind == "PARAMETER":
-        raise InvalidError(f"{what}: parameters are not filled in here; write the value into the expression")
-    if kind == "FUNCTION":
+        reason = f"{node.get('function_name', 'a function')}{reason}"
+    elif kind == "FUNCTION":
         reason = _why_not(str(node["function_name"]).casefold())
-        if reason is not None:
-            raise InvalidError(f"{what}: {reason}")
+    if reason is not None:
+        raise InvalidError(f"{what}: {reason}")
 
 
 @cache
 def _why_not(name: str, depth: int = 0) -> str | None:
     """Why a function cannot be used; None: it can."""
-    found = (
-        _connection()
-        .execute(
-            "SELECT function_type, stability, macro_definition FROM duckdb_functions() WHERE lower(function_name) "
-            "= ?",
-            [name],
-        )
-        .fetchall()
-    )
+    wanted = "SELECT function_type, stability, macro_definition FROM duckdb_functions() WHERE lower(function_name) = ?"
+    found = _connection().execute(wanted, [name]).fetchall()
     kinds = {kind for kind, _, _ in found}
     if "scalar" in kinds:
         if any(kind == "scalar" and stability not in (None, "CONSISTENT") for kind, stability, _ in found):
@@ -482,7 +461,7 @@ class Projection:
             if expression in self._visible.names:
                 self._plain[place] = expression
                 self._types[place] = self._visible.field(expression).type
-            elif is_name(expression) and not sql_keyword(expression):
+            elif expression.isidentifier() and expression.casefold() not in ("true", "false", "null"):
                 raise unknown_column(self._what, expression, self._visible)
             else:
                 self._sql[place], self._types[place] = typed(expression, self._visible, self._what)
@@ -575,14 +554,6 @@ class Projection:
                 f"{self._what}: {name} was {self._types[place]} when the pipeline was defined and is "
                 f"{array.type} for a batch of {rows} rows ({str(error).splitlines()[0]}); cast it to one type"
             ) from None
-
-
-def evaluator(
-    expression: Expression, schema: pa.Schema, key: Serde[Any] | None = None, *, what: str = "an expression"
-) -> Callable[[EventBatch], pa.Array]:
-    """Return one expression as a function from events to a column; `key` is the serde of keys at this point."""
-    projection = Projection([("it", expression)], schema, String() if key is None else key, what=what)
-    return lambda events: projection.arrays(events)[0]
 
 
 class Mapped:
@@ -683,15 +654,6 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def is_name(text: str) -> bool:
-    """Whether a text can only be a column's name."""
-    return text.isidentifier()
-
-
-def sql_keyword(text: str) -> bool:
-    return text.casefold() in {"true", "false", "null"}
 
 
 def shown(expression: Expression) -> str:
