@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,13 +25,11 @@ from tidegate.pipeline.settings import WorkerSetup
 from tidegate.spark.compat import SPARK_ERRORS, Slots, executors, pickled
 from tidegate.spark.errors import rebuild
 from tidegate.spark.exchange import clear, exchange_folder
-from tidegate.spark.round_task import HOME, places
+from tidegate.spark.round_task import HOME, Assignment, Outcome, places, read_and_split, work_on
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
-
-    from tidegate.spark.round_task import Outcome
 
 
 _LONGEST_CAUSE: Final = 2000
@@ -69,8 +67,6 @@ class SparkEngine:
 
     def run(self, order: RoundOrder) -> RoundResult:
         """Execute one round; raise what a task raised, and `UnavailableError` if Spark gave up."""
-        from tidegate.spark.round_task import Outcome
-
         if not order.tasks and not order.sources:
             return RoundResult((), ())
         try:
@@ -104,8 +100,6 @@ class SparkEngine:
     # -- one job -------------------------------------------------------------------------------------
 
     def _job(self, order: RoundOrder) -> RDD[bytes]:
-        from tidegate.spark.round_task import read_and_split, work_on
-
         sources: dict[int, list[SourceOrder]] = {}
         tasks: dict[int, list[TaskOrder]] = {}
         readers: dict[int, list[SourceOrder]] = {}
@@ -129,9 +123,7 @@ class SparkEngine:
         }
         return self._slots.shuffled(senders, workers)
 
-    def _assigned(self, order: RoundOrder, sources: list[SourceOrder], tasks: list[TaskOrder]) -> Any:
-        from tidegate.spark.round_task import Assignment
-
+    def _assigned(self, order: RoundOrder, sources: list[SourceOrder], tasks: list[TaskOrder]) -> Assignment:
         part = msgspec.structs.replace(order, sources=tuple(sources), tasks=tuple(tasks))
         exchange = "" if self._exchange is None else str(self._exchange)
         return Assignment(self._setup, self._digest, encode(part), self.slots, self._beside, exchange)

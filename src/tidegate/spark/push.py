@@ -36,7 +36,7 @@ from tidegate.log.log import is_kafka, open_log
 from tidegate.spark.errors import Failure, describe, rebuild
 from tidegate.spark.push_rows import ANSWER_DDL, Answer, SendOrder, answer_of, row_shape, send_in_task, shaped
 from tidegate.storage import open_backend, state_key_id
-from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion
+from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion, Versions
 from tidegate.tables.versions.ingest import Ingested, ingest_partition
 from tidegate.tables.versions.push import PushPlan, VersionPush, Watch
 from tidegate.waiting import waiting
@@ -255,10 +255,11 @@ def push(
     shape = row_shape(frame, key=key, value=value, timestamp=timestamp, order_by=order_by)
     backend = open_backend(state)
     try:
+        before = Versions(backend, table).list().versions
         plan = PushPlan(
             log,
             table,
-            partitions or _partitions_before(backend, table),
+            partitions or (before[-1].partitions if before else DEFAULT_PARTITIONS),
             shape.key_serde,
             shape.value_serde,
             source,
@@ -407,10 +408,3 @@ def push_error(said: str) -> TidegateError:
         )
     cause = f"{kind}: {message}" if kind else " ".join(lines[:3])
     return UnavailableError(f"Spark gave up on the push: {cause[:2000]}")
-
-
-def _partitions_before(backend: Any, table: str) -> int:
-    from tidegate.tables.versions.catalog import Versions
-
-    known = Versions(backend, table).list().versions
-    return known[-1].partitions if known else DEFAULT_PARTITIONS

@@ -37,8 +37,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,7 +53,7 @@ from tidegate.integrity.sender import ChainLimits, Chains, ChainState, Outlet, o
 from tidegate.integrity.state import Sent
 from tidegate.log.format.records import RecordColumns
 from tidegate.log.log import Log, is_kafka, open_log
-from tidegate.spark.topic_sink import compact
+from tidegate.spark.topic_sink import GATHER_ROWS, compact, gathered
 from tidegate.tables.serdes.base import Serde
 from tidegate.tables.serdes.json import Json, encode_objects, require_serde
 from tidegate.waiting import waiting
@@ -239,25 +241,7 @@ def partitions_of(keys: pa.Array, partitions: int) -> pa.Int32Array:
 
 # -- sending --------------------------------------------------------------------------------------
 
-GATHER_ROWS: Final = 1 << 16
-GATHER_BYTES: Final = 32 << 20
-ANSWER: Final = pa.schema(
-    [
-        pa.field("partition", pa.int32()),
-        pa.field("guid", pa.binary()),
-        pa.field("chain", pa.int32()),
-        pa.field("sequence", pa.int32()),
-        pa.field("checksum", pa.decimal128(20, 0)),
-        pa.field("records", pa.int64()),
-        pa.field("nbytes", pa.int64()),
-        pa.field("repeated", pa.int64()),
-        pa.field("without_key", pa.int64()),
-    ]
-)
-ANSWER_DDL: Final = (
-    "partition int, guid binary, chain int, sequence int, checksum decimal(20,0), records long, nbytes long, "
-    "repeated long, without_key long"
-)
+ANSWER_DDL: Final = "answer binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +261,7 @@ class SendOrder:
     client: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The records that one attempt sent, whether or not Spark counts it."""
 
     partition: int
@@ -301,27 +284,12 @@ def send_in_task(order: SendOrder, batches: Iterator[pa.RecordBatch]) -> Iterato
     answer = send_partition(
         order, context.partitionId(), context.taskAttemptId() % 2**32, batches, clock=SystemClock()
     )
-    sent = answer.sent
-    row = {
-        "partition": answer.partition,
-        "guid": None if sent is None else sent.guid,
-        "chain": 0 if sent is None else sent.chain,
-        "sequence": 0 if sent is None else sent.sequence,
-        "checksum": 0 if sent is None else sent.checksum,
-        "records": 0 if sent is None else sent.records,
-        "nbytes": answer.nbytes,
-        "repeated": answer.repeated,
-        "without_key": answer.without_key,
-    }
-    yield pa.RecordBatch.from_pylist([row], schema=ANSWER)
+    yield pa.RecordBatch.from_pydict({"answer": [msgspec.msgpack.encode(answer)]})
 
 
 def answer_of(row: Any) -> Answer:
     """Decode the line of one task."""
-    sent = None
-    if row["guid"] is not None:
-        sent = Sent(bytes(row["guid"]), row["chain"], row["sequence"], int(row["checksum"]), row["records"])
-    return Answer(row["partition"], sent, row["nbytes"], row["repeated"], row["without_key"])
+    return msgspec.msgpack.decode(row["answer"], type=Answer)
 
 
 def send_partition(
@@ -343,7 +311,7 @@ def send_partition(
         guid = stable_guid(order.push, order.topic, partition)
         chains = Chains(guid, attempt, ChecksumType.ADHASH2, ChainLimits(max_age=0))
         state, nbytes = ChainState(), 0
-        for columns in _both(first, opened):
+        for columns in chain([first], opened):
             planned = chains.data(state, columns, order.started_ms)
             outlet.prepare(compact(planned.pieces), partition).append()
             state = planned.after
@@ -368,7 +336,7 @@ class _Rows:
     def unique(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RecordColumns]:
         """Yield only the last row of each key; the last key's row waits for the next batch."""
         held: pa.Table | None = None
-        for batch in _gathered(batches, self._order.gather_rows):
+        for batch in gathered(batches, self._order.gather_rows):
             table = self._keyed(batch)
             if held is not None:
                 table = pa.concat_tables([held, table]).combine_chunks()
@@ -406,22 +374,3 @@ class _Rows:
         times = times.cast(pa.timestamp("ms", tz=times.type.tz), safe=False).view(pa.int64())
         key, value = table.column("key").combine_chunks(), table.column("value").combine_chunks()
         return RecordColumns(key, value, pc.fill_null(times, self._order.started_ms), None)
-
-
-def _gathered(batches: Iterable[pa.RecordBatch], gather_rows: int) -> Iterator[pa.Table]:
-    """Concatenate Spark's Arrow batches, so that the log's batches are not small; each column in one chunk."""
-    held: list[pa.RecordBatch] = []
-    rows = nbytes = 0
-    for batch in batches:
-        held.append(batch)
-        rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
-        if rows >= gather_rows or nbytes >= GATHER_BYTES:
-            yield pa.Table.from_batches(held).combine_chunks()
-            held, rows, nbytes = [], 0, 0
-    if rows:
-        yield pa.Table.from_batches(held).combine_chunks()
-
-
-def _both(first: RecordColumns, rest: Iterator[RecordColumns]) -> Iterator[RecordColumns]:
-    yield first
-    yield from rest

@@ -55,6 +55,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -72,7 +73,7 @@ from tidegate.files import File, Files
 from tidegate.integrity.columns import IntegrityColumns, joined, read_columns
 from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
-from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, outlet_of
+from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, Planned, outlet_of
 from tidegate.kernels.integrity import MANAGED
 from tidegate.log.format.records import HEADERS_TYPE, RecordColumns, coerce
 from tidegate.log.kafka.log import KafkaLog
@@ -260,7 +261,7 @@ class Outbox:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             with pa.BufferedOutputStream(pa.PythonFile(sink, "w"), BUFFER_BYTES) as buffered:
                 with pa.ipc.new_stream(buffered, first.schema, options=options) as stream:
-                    for each in _chained(first, rows):
+                    for each in chain([first], rows):
                         stream.write_batch(each)
                         count += each.num_rows
                 buffered.flush()
@@ -383,11 +384,6 @@ def _crc_of(content: pa.Buffer) -> int:
     return crc
 
 
-def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
-
-
 def _sealed(record: Plan | Progress) -> bytes:
     line = msgspec.json.encode(record)
     return line + b"\ncrc32c:%08x\n" % crc32c(line)
@@ -396,6 +392,7 @@ def _sealed(record: Plan | Progress) -> bytes:
 # -- appending ------------------------------------------------------------------------------------
 
 GATHER_ROWS: Final = 1 << 16
+GATHER_BYTES: Final = 32 << 20
 JOINED_BYTES: Final = 1 << 20
 
 
@@ -521,19 +518,16 @@ class _Appender:
         rows = 0
         partitioner = Partitioner(self._topic, self._count)
         for attempt in self._plan.files:
-            for table in _gathered(outbox.read(attempt)):
+            for table in gathered(outbox.read(attempt)):
                 columns = coerce(table)
                 explicit = table.column("partition").combine_chunks()
                 for number, part in partitioner.split(columns, explicit):
                     planned = self._chains(number).data(self._state(number), part, self._plan.now_ms)
-                    self._store(number, planned.pieces)
-                    self._states[number] = planned.after
+                    self._store(number, planned)
                 rows += len(columns)
         if last:
             for number in self.partitions:
-                planned = self._chains(number).end(self._state(number), self._plan.now_ms)
-                self._store(number, planned.pieces)
-                self._states[number] = planned.after
+                self._store(number, self._chains(number).end(self._state(number), self._plan.now_ms))
         self._outlet.acknowledge(sorted(self._touched))  # A4
         self._writer.close()
         return rows
@@ -547,8 +541,9 @@ class _Appender:
     def _state(self, number: int) -> ChainState:
         return self._states.get(number, ChainState())
 
-    def _store(self, number: int, pieces: Iterable[RecordColumns]) -> None:
-        missing = [piece for each in pieces if len(piece := self._missing(number, each))]
+    def _store(self, number: int, planned: Planned) -> None:
+        self._states[number] = planned.after
+        missing = [piece for each in planned.pieces if len(piece := self._missing(number, each))]
         if missing:
             self._touched.add(number)
             self._outlet.prepare(compact(missing), number).append()
@@ -569,18 +564,18 @@ class _Appender:
             yield from reader
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Concatenate small batches, so that the log's batches are not small."""
-    waiting_batches: list[pa.RecordBatch] = []
-    rows = 0
+def gathered(batches: Iterable[pa.RecordBatch], gather_rows: int = GATHER_ROWS) -> Iterator[pa.Table]:
+    """Concatenate small batches, so that the log's batches are not small; each column in one chunk."""
+    held: list[pa.RecordBatch] = []
+    rows = nbytes = 0
     for batch in batches:
-        waiting_batches.append(batch)
-        rows += batch.num_rows
-        if rows >= GATHER_ROWS:
-            yield pa.Table.from_batches(waiting_batches)
-            waiting_batches, rows = [], 0
-    if waiting_batches:
-        yield pa.Table.from_batches(waiting_batches)
+        held.append(batch)
+        rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        if rows >= gather_rows or nbytes >= GATHER_BYTES:
+            yield pa.Table.from_batches(held).combine_chunks()
+            held, rows, nbytes = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(held).combine_chunks()
 
 
 def compact(pieces: list[RecordColumns]) -> list[RecordColumns]:
@@ -623,7 +618,6 @@ class TopicWriter(DataSourceArrowWriter):
         return _written(self._options, self._sender, 0, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-
         outbox = _outbox(self._options, self._sender)
         attempts = [message.attempt for message in _all(messages)]
         try:
@@ -662,7 +656,6 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return _written(self._options, query, int(batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-
         found = _all(messages)
         if found:
             outbox = _outbox(self._options, found[0].sender)
@@ -673,7 +666,6 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _written(options: SinkOptions, sender: str, batch: int, rows: Iterator[pa.RecordBatch]) -> Written:
-
     freeze_once()
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()

@@ -305,7 +305,7 @@ def read_range(planner: Planner, r: OffsetRange, declared: StructType) -> Iterat
     schema = to_arrow_schema(declared, timezone="UTC")
     with opened(options) as log:
         settings = {"max_bytes": READ_BYTES} if isinstance(log, Log) else {}
-        judge = _judge(log, r, options) if options.verdicts else None
+        judge = RangeJudge(log, r, options) if options.verdicts else None
         start = r.start if judge is None else judge.start
         while start < r.end:
             try:
@@ -333,11 +333,6 @@ def read_range(planner: Planner, r: OffsetRange, declared: StructType) -> Iterat
                 start = max(error.first, start + 1)
         if judge is not None:
             judge.finish()
-
-
-def _judge(log: Any, r: OffsetRange, options: SourceOptions) -> RangeJudge:
-
-    return RangeJudge(log, r, options)
 
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
