@@ -11,7 +11,7 @@ import pytest
 from tidegate.errors import OverloadError
 from tidegate.pipeline.backpressure import BUCKETS_MS, THRESHOLD_PERMILLE, Backpressure
 from tidegate.pipeline.checkpoint import VERSION, CommitRecord, PlanRecord, SourceLine, TaskLine
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.log_end_offsets import Head
 from tidegate.pipeline.messages import Held, Stop, Tick
 from tidegate.pipeline.planner import (

@@ -28,7 +28,7 @@ from tidegate.metrics import Metrics
 from tidegate.pipeline import gc
 from tidegate.pipeline.checkpoint import VERSION, CommitRecord, Records, SourceLine
 from tidegate.pipeline.coordinator import Coordinator
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.log_end_offsets import Head

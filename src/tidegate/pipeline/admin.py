@@ -11,8 +11,7 @@ Thread rule: any thread; functions keep no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,7 +20,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log
-from tidegate.pipeline.checkpoint import CommitRecord, FlowLine, Loss, Records, SourceLine
+from tidegate.pipeline.checkpoint import CommitRecord, Loss, Records, SourceLine
 from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
@@ -110,10 +109,8 @@ def _check_offsets(records: Records, commit: CommitRecord, offsets: Mapping[str,
 
 def _rekeyed(records: Records, commit: CommitRecord) -> set[str]:
     """Return the flows that keep state behind a `key_by`."""
-    found = records.load_app()
-    lines = () if found is None else found[0].definitions.get(commit.definition, ())
     rekeyed = set[str]()
-    for line in lines:
+    for line in records.flows_of(commit):
         steps = [step["step"] for step in msgspec.json.decode(line.description)["steps"]]
         after = steps[steps.index("key_by") :] if "key_by" in steps else []
         if "deduplicate" in after or "aggregate" in after:
@@ -240,21 +237,25 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
     known = {} if app_record is None else app_record[0].definitions
     found = (_sound(records, round) for round in records.rounds())
     return [
-        CommitInfo(
-            commit.round,
-            commit.committed_ms,
-            commit.generation,
-            _records(commit, {line.name: line.topic for line in known.get(commit.definition, ())}),
-            _positions(commit),
-            commit.change,
-            _stream_times(known.get(commit.definition, ()), commit),
-            sum(line.memory_bytes for line in commit.tasks),
-            sum(line.backlog_bytes for line in commit.tasks),
-            frozenset(line.flow for line in commit.tasks),
-        )
+        _info(commit, {line.name: line.topic for line in known.get(commit.definition, ())})
         for commit in found
         if commit is not None
     ]
+
+
+def _info(commit: CommitRecord, topics: Mapping[str, str]) -> CommitInfo:
+    return CommitInfo(
+        commit.round,
+        commit.committed_ms,
+        commit.generation,
+        _records(commit, topics),
+        _positions(commit),
+        commit.change,
+        _stream_times(topics, commit),
+        sum(line.memory_bytes for line in commit.tasks),
+        sum(line.backlog_bytes for line in commit.tasks),
+        frozenset(line.flow for line in commit.tasks),
+    )
 
 
 def _sound(records: Records, round: int) -> CommitRecord | None:
@@ -266,8 +267,7 @@ def _sound(records: Records, round: int) -> CommitRecord | None:
     return None if found is None else found[0]
 
 
-def _stream_times(flows: Sequence[FlowLine], commit: CommitRecord) -> dict[str, int]:
-    topics = {flow.name: flow.topic for flow in flows}
+def _stream_times(topics: Mapping[str, str], commit: CommitRecord) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in commit.sources:
         if line.stream_time >= 0:
@@ -443,7 +443,8 @@ def _edited(
     """Commit a change under the app's lease; with `repairs` the newest commit that can be read is enough."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     records = _existing(backend, app)
-    with _turn(backend, records, clock, randomness) as generation:
+    generation = AppLease(backend, records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
+    try:
         commit, digest = records.newest_sound() if repairs else _newest(records)
         number = max(records.rounds()) + 1
         if (
@@ -461,25 +462,9 @@ def _edited(
         )
         made, _ = records.put_change(changed)
         generation.check()
-    return CommitInfo(
-        made.round,
-        made.committed_ms,
-        made.generation,
-        _records(made, _topics(records, made)),
-        _positions(made),
-        made.change,
-    )
-
-
-@contextmanager
-def _turn(
-    backend: StorageBackend, records: Records, clock: Clock, randomness: Randomness
-) -> Iterator[AppLease]:
-    generation = AppLease(backend, records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
-    try:
-        yield generation
     finally:
         generation.release()
+    return _info(made, _topics(records, made))
 
 
 def _existing(backend: StorageBackend, app: str) -> Records:
@@ -498,9 +483,7 @@ def _newest(records: Records) -> tuple[CommitRecord, bytes]:
 
 
 def _topics(records: Records, commit: CommitRecord) -> dict[str, str]:
-    found = records.load_app()
-    lines = () if found is None else found[0].definitions.get(commit.definition, ())
-    return {line.name: line.topic for line in lines}
+    return {line.name: line.topic for line in records.flows_of(commit)}
 
 
 def _emptied(commit: CommitRecord, why: str) -> CommitRecord:

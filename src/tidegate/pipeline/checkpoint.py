@@ -49,7 +49,7 @@ from tidegate.errors import (
     InvalidError,
     SignatureError,
 )
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.messages import (
     Delivery,
     Held,
@@ -260,6 +260,11 @@ class Records:
         """Return the app's record and its version; None if there is no such app."""
         found = self.backend.read_published(f"{self.folder}/app")
         return None if found is None else (self._decoded("app", found[0], AppRecord), found[1])
+
+    def flows_of(self, commit: CommitRecord) -> tuple[FlowLine, ...]:
+        """Return the flows of a commit's definition; none where it is not known (any more)."""
+        found = self.load_app()
+        return () if found is None else found[0].definitions.get(commit.definition, ())
 
     def save_app(self, record: AppRecord, expected: str | None) -> None:
         """Replace the app's record; `ConflictError` if it changed meanwhile."""

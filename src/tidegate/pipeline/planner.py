@@ -52,7 +52,7 @@ from tidegate.pipeline.checkpoint import (
     SourceLine,
     TaskLine,
 )
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.log_end_offsets import Head
 from tidegate.pipeline.messages import Held, Stop, Tick, resume_command
 from tidegate.pipeline.settings import OnLoss

@@ -39,8 +39,7 @@ from tidegate.pipeline.checkpoint import (
     SourceLine,
 )
 from tidegate.pipeline.evolution import Changes, compare
-from tidegate.pipeline.flow import Flow, find
-from tidegate.pipeline.flow_facts import FlowFacts, all_facts
+from tidegate.pipeline.flow import Flow, FlowFacts, all_facts, find
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.messages import Tick

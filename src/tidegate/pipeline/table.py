@@ -177,9 +177,7 @@ class AppCommits:
 
     def _as_recorded(self, commit: CommitRecord) -> Flow:
         """Return the flow with its stores laid out as they were when the commit was made."""
-        found = self.records.load_app()
-        lines = () if found is None else found[0].definitions.get(commit.definition, ())
-        line = next((each for each in lines if each.name == self.name), None)
+        line = next((each for each in self.records.flows_of(commit) if each.name == self.name), None)
         return self._flow if line is None else as_recorded(self._flow, line.description)
 
 
