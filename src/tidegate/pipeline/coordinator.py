@@ -336,7 +336,7 @@ class Coordinator:
         lag = lag_of(self.flows, self.commit, self.heads)
         timings: Counter[str] = Counter()
         for task in result.tasks:
-            timings.update(task.timings_ms)  # type: ignore[arg-type]
+            timings.update(task.timings_ms)
         return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, timings)
 
     def deliver_outstanding(self) -> bool:

@@ -88,16 +88,19 @@ def visible_schema(schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
 
 def key_serde_for(kind: pa.DataType, what: str) -> Serde[Any]:
     """The serde that keys of this type are written with, when none was given."""
+    serde: Any = None
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return String()
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return Bytes()
-    if pa.types.is_int64(kind) or pa.types.is_uint32(kind):
-        return Long()
-    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-        return Int()
-    if pa.types.is_floating(kind):
-        return Double()
+        serde = String()
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        serde = Bytes()
+    elif pa.types.is_int64(kind) or pa.types.is_uint32(kind):
+        serde = Long()
+    elif pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        serde = Int()
+    elif pa.types.is_floating(kind):
+        serde = Double()
+    if serde is not None:
+        return serde  # type: ignore[no-any-return]
     raise InvalidError(
         f"{what} is {kind}, and keys of that type have no bytes of their own: cast it, like "
         'key_by("CAST(… AS VARCHAR)"), or give a serde= that writes it'
@@ -434,19 +437,24 @@ class Projection:
         self._types: list[pa.DataType | None] = [None] * len(columns)
         for place, (name, expression) in enumerate(columns):
             self._add(place, name, expression)
-        self._reads = self._columns_read()
-        self._find_types()
+        self._reads = frozenset(self._plain.values()).union(*(each.reads for each in self._sql.values()))
+        if self._arrow or self._functions:
+            self._reads = frozenset(self._visible.names)
+            none = [pa.array([], each.type) for each in self._visible]
+            found = self._computed(pa.RecordBatch.from_arrays(none, schema=self._visible))
+            for place, array in found.items():
+                self._types[place] = self._fitting(place, array, 0).type
+        for name, kind in zip(self._names, self._types, strict=True):
+            if kind is None or pa.types.is_null(kind):
+                raise InvalidError(
+                    f"{self._what}: {name} has no type, only nulls; cast it, like CAST(NULL AS VARCHAR)"
+                )
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that the expressions give."""
         named = zip(self._names, self._types, strict=True)
         return pa.schema([pa.field(name, kind) for name, kind in named])
-
-    @property
-    def reads_key(self) -> bool:
-        """Whether the expressions use the decoded key."""
-        return "key" in self._reads and self._visible.field("key").type == self._key.arrow_type
 
     def arrays(self, events: EventBatch) -> list[pa.Array]:
         """Return one column for each expression, in their order."""
@@ -474,23 +482,6 @@ class Projection:
                 f"{self._what}: {name} is a {type(expression).__name__}; an expression is SQL text, an Arrow "
                 "expression or a function over a record batch"
             )
-
-    def _find_types(self) -> None:
-        if self._arrow or self._functions:
-            none = [pa.array([], each.type) for each in self._visible]
-            found = self._computed(pa.RecordBatch.from_arrays(none, schema=self._visible))
-            for place, array in found.items():
-                self._types[place] = self._fitting(place, array, 0).type
-        for name, kind in zip(self._names, self._types, strict=True):
-            if kind is None or pa.types.is_null(kind):
-                raise InvalidError(
-                    f"{self._what}: {name} has no type, only nulls; cast it, like CAST(NULL AS VARCHAR)"
-                )
-
-    def _columns_read(self) -> frozenset[str]:
-        if self._arrow or self._functions:
-            return frozenset(self._visible.names)
-        return frozenset(self._plain.values()) | {name for each in self._sql.values() for name in each.reads}
 
     def _evaluate(self, columns: Mapping[str, pa.Array], rows: int) -> list[pa.Array]:
         found: dict[int, pa.Array] = {place: columns[name] for place, name in self._plain.items()}

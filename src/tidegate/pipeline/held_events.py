@@ -94,29 +94,24 @@ def join_events(batches: Sequence[EventBatch]) -> EventBatch:
     if len(batches) == 1:
         return batches[0]
     values = [batch.values for batch in batches]
+    changes = [batch.changes for batch in batches if batch.changes is not None]
     return EventBatch(
         key=pa.concat_arrays([batch.key for batch in batches]),
         ts=np.concatenate([batch.ts for batch in batches]),
         offset=np.concatenate([batch.offset for batch in batches]),
         partition=np.concatenate([batch.partition for batch in batches]),
         stream_time=np.concatenate([batch.stream_time for batch in batches]),
-        values=pa.concat_batches(values) if values[0].num_columns else _rows_alone(batches),
-        changes=_joined_changes([batch.changes for batch in batches if batch.changes is not None]),
+        values=pa.concat_batches(values)
+        if values[0].num_columns
+        else _values([], values[0].schema, sum(map(len, batches))),
+        changes=RowChanges(
+            row=pa.concat_arrays([each.row for each in changes]),
+            weight=np.concatenate([each.weight for each in changes]),
+            written=np.concatenate([each.written for each in changes]),
+        )
+        if changes
+        else None,
     )
-
-
-def _joined_changes(changes: Sequence[RowChanges]) -> RowChanges | None:
-    if not changes:
-        return None
-    return RowChanges(
-        row=pa.concat_arrays([each.row for each in changes]),
-        weight=np.concatenate([each.weight for each in changes]),
-        written=np.concatenate([each.written for each in changes]),
-    )
-
-
-def _rows_alone(batches: Sequence[EventBatch]) -> pa.RecordBatch:
-    return _values([], batches[0].values.schema, sum(map(len, batches)))
 
 
 def _values(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -158,10 +153,14 @@ def in_batches(
             if fitting == len(piece):
                 break
             piece = piece.slice(fitting, len(piece))
-            yield _joined(waiting, timings)
+            with timings("join"):
+                joined = join_events(waiting)
+            yield joined
             waiting, rows_left, bytes_left = [], rows, size
     if waiting:
-        yield _joined(waiting, timings)
+        with timings("join"):
+            joined = join_events(waiting)
+        yield joined
 
 
 def fits(piece: EventBatch, rows: int, size: int, *, alone: bool) -> tuple[int, int]:
@@ -211,11 +210,6 @@ def _width(kind: pa.DataType) -> int | None:
     if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
         return max(1, int(kind.bit_width) // 8)
     return NESTED_BYTES
-
-
-def _joined(waiting: list[EventBatch], timings: Timings) -> EventBatch:
-    with timings("join"):
-        return join_events(waiting)
 
 
 # -- held events -----------------------------------------------------------------------------------

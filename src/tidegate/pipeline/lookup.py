@@ -97,7 +97,7 @@ class LookupStage:
         if self._step.required:
             kept = place.is_valid().to_numpy(zero_copy_only=False)
             events, place = events.take(kept), place.filter(pa.array(kept))
-        decoded = self._step.value.decode_column(_one(found["value"])).require_good()
+        decoded = self._step.value.decode_column(found["value"].combine_chunks()).require_good()
         columns = [*events.values.columns]
         for (wanted, _), field in zip(self._step.columns, self._columns, strict=True):
             column = pc.struct_field(decoded, wanted) if pa.types.is_struct(decoded.type) else decoded
@@ -205,10 +205,6 @@ def table_commits(backend: StorageBackend, table: str) -> CommitList:
 
 
 _NO_ROWS = pa.record_batch({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 # -- lookups --------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ from tidegate.pipeline.dead_letters import (
     letters_of,
     write_letters,
 )
-from tidegate.pipeline.decoder import Decoded, RecordDecoder
+from tidegate.pipeline.decoder import NO_ROWS, Decoded, RecordDecoder
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.messages import (
     BadRecord,
@@ -90,20 +90,12 @@ class Checked(NamedTuple):
     checked."""
 
     rows: int
-    kept: Flags | None
-    aside: npt.NDArray[np.int64]
-    reasons: tuple[str, ...]
-    dropped: npt.NDArray[np.int64]
-    fault: Finding | None
+    kept: Flags | None = None
+    aside: npt.NDArray[np.int64] = NO_ROWS
+    reasons: tuple[str, ...] = ()
+    dropped: npt.NDArray[np.int64] = NO_ROWS
+    fault: Finding | None = None
     unchecked: int = 0
-
-
-_NONE = np.empty(0, np.int64)
-
-
-def passed(rows: int) -> Checked:
-    """Return a result in which all records pass."""
-    return Checked(rows, None, _NONE, (), _NONE, None)
 
 
 class SourceValidation:
@@ -137,12 +129,11 @@ class SourceValidation:
         """Check the next records and return the outcome; `take_back` may undo some of them."""
         if not self._is_on:
             if not has_headers(records):
-                return passed(records.num_rows)
+                return Checked(records.num_rows)
             columns = read_columns(records.column("headers"))
             control, numbered = columns.is_control, columns.state == MANAGED
-            return passed(records.num_rows)._replace(
-                kept=~control if control.any() else None, unchecked=int(np.count_nonzero(numbered & ~control))
-            )
+            kept, unchecked = ~control if control.any() else None, int(np.count_nonzero(numbered & ~control))
+            return Checked(records.num_rows, kept, unchecked=unchecked)
         self._before = self._validator.state.copy()
         return self._judge(records, now_ms)
 
@@ -174,7 +165,7 @@ class SourceValidation:
         if not has_headers(records):
             self._validator.state.next_offset = int(records.column("offset")[-1].as_py()) + 1
             self._count({Verdict.UNMANAGED: records.num_rows})
-            return passed(records.num_rows)
+            return Checked(records.num_rows)
         judged = self._validator.validate(records, now_ms)
         self._faults.take(judged, now_ms)
         self._count(judged.counts)
@@ -368,7 +359,7 @@ class Reading:
             return
         lent = self._parts.buffers.lent() if isinstance(self._parts.log, Log) else nullcontext()
         try:
-            with lent as self._buffer, self._read_from(order.start, order.stop) as reader:
+            with lent as self._buffer, self._timed_reader(order.start, order.stop) as reader:
                 pieces = iter(reader)
                 while True:
                     with self.timings("read"):
@@ -381,9 +372,10 @@ class Reading:
             offset = self._next if error.offset is None else error.offset
             self._stop("corrupt", str(error), offset, self._sound_behind(offset))
         except OffsetOutOfRangeError as error:
-            self._lose(error)
+            # deleted while they were to be read: reading continues at the first that exists
+            self._stop("lost", str(error), self._next, max(error.first, self._next))
 
-    def _read_from(self, start: int, stop: int) -> Any:
+    def _timed_reader(self, start: int, stop: int) -> Any:
         with self.timings("read"):
             return self._reader(start, stop)
 
@@ -423,9 +415,13 @@ class Reading:
             if keeps:
                 self._counters["unreadable_kept"] += 1
                 self._letters.append(self._letter_of(each))
-        fate = "a dead letter now" if keeps else "left out"
         offsets = np.array([each.offset for each in bad], np.int64)
-        self._warn(f"cannot be read, and is {fate}", offsets, [each.reason for each in bad])
+        self._warn(self._unreadable, offsets, [each.reason for each in bad])
+
+    @property
+    def _unreadable(self) -> str:
+        fate = "a dead letter now" if self._source.on_error == "keep" else "left out"
+        return f"cannot be read, and is {fate}"
 
     def _letter_of(self, bad: BadRecord) -> pa.RecordBatch:
         """Return a record of an earlier round as a dead letter; without key and value if the log does not have it
@@ -540,9 +536,7 @@ class Reading:
             if len(bad_rows):
                 good[bad_rows] = False
                 counters["unreadable"] = len(bad_rows)
-                fate = "a dead letter now" if self._source.on_error == "keep" else "left out"
-                why = f"cannot be read, and is {fate}"
-                dropped[why] = records.column("offset").to_numpy()[bad_rows], decoded.reasons
+                dropped[self._unreadable] = records.column("offset").to_numpy()[bad_rows], decoded.reasons
                 if self._source.on_error == "keep":
                     counters["unreadable_kept"] = len(bad_rows)
                     letters.append(letters_of(records, bad_rows, decoded.reasons[: len(bad_rows)]))
@@ -551,6 +545,7 @@ class Reading:
             absent = None if absent is None else absent[good]
         if not records.num_rows:
             return _Made(None, self.stream_time, counters, letters, dropped)
+        offsets = records.column("offset").to_numpy()
         with self.timings("stamp"):
             ts = written = self._decoder.event_time(values, records.column("timestamp"))
             changes = None
@@ -565,15 +560,8 @@ class Reading:
             if self._has_rows:
                 there = np.ones(len(ts), np.int64) if absent is None else (~absent).astype(np.int64)
                 changes = RowChanges(records.column("key"), there, written)
-            events = EventBatch(
-                key=key,
-                ts=ts,
-                offset=records.column("offset").to_numpy(),
-                partition=records.column("partition").to_numpy(),
-                stream_time=stream_time,
-                values=values,
-                changes=changes,
-            )
+            partition = records.column("partition").to_numpy()
+            events = EventBatch(key, ts, offsets, partition, stream_time, values, changes)
         bad: list[BadRecord] = []
         with self.timings("steps"):
             made = self._parts.stages(events, bad)
@@ -641,17 +629,10 @@ class Reading:
             )
         if reason == "integrity":
             message = f"{message}; `tidegate verify {self._source.topic}` shows all there is to find"
-        remedy = self._resume(offset + 1 if skip_to is None else skip_to)
+        to = offset + 1 if skip_to is None else skip_to
+        remedy = resume_command(self._parts.app, self._order.flow, self._order.partition, to)
         said = f"{self._place} stopped at offset {offset}: {message}"
         self._stopped = Stop(reason, said, offset, remedy, stream_time)
-
-    def _lose(self, error: OffsetOutOfRangeError) -> None:
-        """Handle offsets that were deleted while they were to be read: reading continues at the first that exists."""
-        message = f"{self._place} stopped at offset {self._next}: {error}"
-        self._stopped = Stop("lost", message, self._next, self._resume(max(error.first, self._next)))
-
-    def _resume(self, skip_to: int) -> str:
-        return resume_command(self._parts.app, self._order.flow, self._order.partition, skip_to)
 
     def _finish(self) -> None:
         state, order = self._state, self._order

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -54,19 +55,6 @@ class Timings:
 # -- stateless ------------------------------------------------------------------------------------
 
 Stage: TypeAlias = Callable[[EventBatch], EventBatch]
-
-
-@runtime_checkable
-class Looking(Protocol):
-    """A stage that reads a table's commit."""
-
-    table: str
-
-    def at(self, commit: int) -> None: ...
-
-    def __call__(self, events: EventBatch) -> EventBatch: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -141,13 +129,13 @@ class Stateless:
     def look_up(self, commits: Mapping[str, int]) -> None:
         """Set the commits of lookup tables to read from now on."""
         for _, stage in self._stages:
-            if isinstance(stage, Looking) and stage.table in commits:
+            if isinstance(stage, LookupStage) and stage.table in commits:
                 stage.at(commits[stage.table])
 
     def close(self) -> None:
         """Close the lookup tables."""
         for _, stage in self._stages:
-            if isinstance(stage, Looking):
+            if isinstance(stage, LookupStage):
                 stage.close()
 
 
@@ -267,14 +255,15 @@ def _without(events: EventBatch, bad: Mapping[int, BadRecord], *, and_following:
 
 def step_name(step: Step) -> str:
     """The name of a step in messages."""
-    if isinstance(step, Filter):
-        return f"filter {shown(step.condition)}"
-    if isinstance(step, Map):
-        return f"map {shown(step.function)}"
-    if isinstance(step, KeyBy):
-        return f"key_by {shown(step.expression)}"
-    if isinstance(step, Lookup):
-        return f"lookup {step.table}"
+    match step:
+        case Filter():
+            return f"filter {shown(step.condition)}"
+        case Map():
+            return f"map {shown(step.function)}"
+        case KeyBy():
+            return f"key_by {shown(step.expression)}"
+        case Lookup():
+            return f"lookup {step.table}"
     return type(step).__name__.lower()
 
 
@@ -291,56 +280,34 @@ def can_fail(step: Step, schema: pa.Schema) -> bool:
 
 def stage_of(step: Step, schema: pa.Schema, key: Serde[Any], around: Around) -> Stage | None:
     """Return the stage of a step for events with columns `schema` and keys that `key` reads; None: no stage here."""
-    if isinstance(step, Validate):
-        return None  # done where records are read
-    if isinstance(step, Filter):
-        return _filter(step, schema, key)
-    if isinstance(step, Select):
-        return _select(step, schema, key)
-    if isinstance(step, Map):
-        return _map(step, schema, key)
-    if isinstance(step, KeyBy):
-        return _key_by(step, schema, key)
-    if isinstance(step, Lookup):
-        return LookupStage(step, schema, key, around.backend, around.clock)
+    match step:
+        case Validate():
+            return None  # done where records are read
+        case Filter():
+            return partial(_filter, Projection([("condition", step.condition)], schema, key, what="filter"))
+        case Select():
+            return partial(_values, Projection(step.columns, schema, key, what="select"))
+        case Map():
+            return partial(_values, Mapped(step.function, step.schema, schema, key, what="map"))
+        case KeyBy():
+            expression = Projection([("key", step.expression)], schema, key, what="key_by")
+            return partial(_key_by, expression, step.serde)
+        case Lookup():
+            return LookupStage(step, schema, key, around.backend, around.clock)
     raise InvalidError(f"a step {type(step).__name__} cannot be run here")
 
 
-def _filter(step: Filter, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    condition = Projection([("condition", step.condition)], schema, key, what="filter")
-
-    def run(events: EventBatch) -> EventBatch:
-        (mask,) = condition.arrays(events)
-        if mask.null_count:
-            mask = mask.fill_null(False)
-        return events.take(mask.to_numpy(zero_copy_only=False))
-
-    return run
+def _filter(condition: Projection, events: EventBatch) -> EventBatch:
+    (mask,) = condition.arrays(events)
+    if mask.null_count:
+        mask = mask.fill_null(False)
+    return events.take(mask.to_numpy(zero_copy_only=False))
 
 
-def _select(step: Select, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    columns = Projection(step.columns, schema, key, what="select")
-
-    def run(events: EventBatch) -> EventBatch:
-        return events.with_values(columns.batch(events))
-
-    return run
+def _values(columns: Projection | Mapped, events: EventBatch) -> EventBatch:
+    return events.with_values(columns.batch(events))
 
 
-def _map(step: Map, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    mapped = Mapped(step.function, step.schema, schema, key, what="map")
-
-    def run(events: EventBatch) -> EventBatch:
-        return events.with_values(mapped.batch(events))
-
-    return run
-
-
-def _key_by(step: KeyBy, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    expression = Projection([("key", step.expression)], schema, key, what="key_by")
-
-    def run(events: EventBatch) -> EventBatch:
-        (column,) = expression.arrays(events)
-        return replace(events, key=step.serde.encode_column(column))
-
-    return run
+def _key_by(expression: Projection, serde: Serde[Any], events: EventBatch) -> EventBatch:
+    (column,) = expression.arrays(events)
+    return replace(events, key=serde.encode_column(column))

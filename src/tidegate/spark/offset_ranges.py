@@ -224,7 +224,7 @@ class Planner:
         found: dict[Place, Extent] = {}
         with opened(self.options) as log:
             if isinstance(log, Log):
-                return {place: self._extent(*look) for place, *look in self._views(log)}
+                return {place: self._extent(view, bounds) for place, view, bounds in self._views(log)}
             for topic in self.options.topics:  # one request per topic
                 with log.reader(topic, isolation=self.options.isolation, start=0) as reader:
                     starts, ends = reader.start_offsets(), reader.end_offsets()
