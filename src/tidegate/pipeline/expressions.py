@@ -644,6 +644,8 @@ def function_name(function: ArrowFunction) -> str:
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 

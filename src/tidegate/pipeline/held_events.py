@@ -32,8 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.errors import CorruptError
-from tidegate.pipeline.messages import Held
+from tidegate.pipeline.messages import Held, decode_state, encode_state
 from tidegate.pipeline.transforms import Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec, Time, WorkerStorageRuntime
 from tidegate.storage.runs.columns import int64_column
@@ -261,19 +260,10 @@ class HeldState:
         return self._index
 
     def encode_progress(self) -> bytes:
-        return bytes([VERSION]) + msgspec.msgpack.encode(self.saved)
+        return encode_state(VERSION, self.saved)
 
     def restore_progress(self, data: bytes) -> None:
-        if data and data[0] != VERSION:
-            raise CorruptError(
-                f"held-back events have format {data[0]}; this version knows {VERSION}: run the version that "
-                "wrote them",
-                kafka_name=None,
-            )
-        try:
-            self.saved = msgspec.msgpack.decode(data[1:], type=_Saved) if data else _Saved()
-        except msgspec.MsgspecError as error:
-            raise CorruptError(f"held-back events cannot be read: {error}", kafka_name=None) from error
+        self.saved = decode_state(data, VERSION, _Saved, "held-back events")
 
 
 class HeldEvents:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from tidegate.clock import Clock
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
-from tidegate.pipeline.expressions import Projection, key_serde_for, shown
+from tidegate.pipeline.expressions import Projection, key_serde_for, one_array, shown
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.topology import Lookup
@@ -97,7 +97,7 @@ class LookupStage:
         if self._step.required:
             kept = place.is_valid().to_numpy(zero_copy_only=False)
             events, place = events.take(kept), place.filter(pa.array(kept))
-        decoded = self._step.value.decode_column(found["value"].combine_chunks()).require_good()
+        decoded = self._step.value.decode_column(one_array(found["value"])).require_good()
         columns = [*events.values.columns]
         for (wanted, _), field in zip(self._step.columns, self._columns, strict=True):
             column = pc.struct_field(decoded, wanted) if pa.types.is_struct(decoded.type) else decoded

@@ -19,6 +19,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from tidegate.errors import CorruptError
+
 # -- names ----------------------------------------------------------------------------------------
 
 
@@ -241,6 +243,26 @@ class RoundResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sources: tuple[SourceResult, ...]
     tasks: tuple[TaskResult, ...]
+
+
+def encode_state(version: int, value: msgspec.Struct) -> bytes:
+    """Encode a state that checkpoints keep: u8 version | MessagePack."""
+    return bytes([version]) + msgspec.msgpack.encode(value)
+
+
+def decode_state(data: bytes, version: int, kind: type[Any_], what: str) -> Any_:
+    """Decode what `encode_state` returned; no bytes are the initial state. `what` names the state in errors."""
+    if not data:
+        return kind()
+    if data[0] != version:
+        raise CorruptError(
+            f"{what}: the state has format {data[0]}; this version knows {version}: run the version that wrote it",
+            kafka_name=None,
+        )
+    try:
+        return msgspec.msgpack.decode(data[1:], type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"{what}: the state cannot be read: {error}", kafka_name=None) from error
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -103,7 +103,8 @@ class Tracker:
             if name.startswith("verdict.")
         }
         lag = 0 if outcome is None else outcome.lag_records
-        rate = self._rate()
+        took_ms = sum(each[1] for each in self._recent)
+        rate = sum(each[0] for each in self._recent) * 1000 / took_ms if took_ms else 0.0
         watermarks: dict[str, dict[int, int]] = {flow: {} for flow in self._topics}
         for line in commit.sources:
             if line.flow in watermarks:
@@ -147,11 +148,6 @@ class Tracker:
             round_seconds=old.round_seconds if old else 0.0 if outcome is None else outcome.took_ms / 1000,
             timings_ms=old.timings_ms if old else {} if outcome is None else outcome.timings_ms or {},
         )
-
-    def _rate(self) -> float:
-        records = sum(each[0] for each in self._recent)
-        took_ms = sum(each[1] for each in self._recent)
-        return records * 1000 / took_ms if took_ms else 0.0
 
 
 # -- run ------------------------------------------------------------------------------------------
@@ -245,8 +241,7 @@ class Run:
         self._resources = resources
         self._look = look
         self._show = show
-        self._flows = opened.flows
-        self._topics = {name: flow.topic for name, flow in opened.flows.items()}
+        self._topics = topics_of(opened.flows)
         self._depth = sum(1 for flow in opened.flows.values() if flow.upstream)
         self._changed = threading.Condition()
         self._stopping = False
@@ -408,7 +403,19 @@ class Run:
         with self._changed:
             self._progress = progress
             if self._error is None:
-                self._summary = self._summed_up(progress, caught_up, closed)
+                self._summary = Summary(
+                    app=self.app,
+                    engine=self._engine.name,
+                    rounds=self._tracker.rounds,
+                    records=self._tracker.records,
+                    seconds=self._tracker.seconds,
+                    caught_up=caught_up,
+                    closed=closed,
+                    progress=progress,
+                    stopped=progress.stopped,
+                    exit_code=exit_code_of(progress.stopped, progress.new_faults),
+                    notes=self.notes,
+                )
             self._ended.set()
             self._changed.notify_all()
 
@@ -429,8 +436,8 @@ class Run:
                         raise
                     reached_ms = (
                         reached_ms or began_ms
-                    )  # the previous process has its files open until it is fenced
-                if isinstance(error, UnavailableError) and self._is_asked_to_stop():
+                    )  # the process before has its files open until it is fenced
+                elif self._stopping:
                     break  # the current round is abandoned and not committed
                 if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:
                     raise
@@ -457,9 +464,6 @@ class Run:
         self._coordinator.deliver_outstanding()
         self._mark_reached()
         return self._progress.lag_records == 0, False
-
-    def _is_asked_to_stop(self) -> bool:
-        return self._stopping
 
     def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
         """Do a step, and deliver its results if no round follows immediately."""
@@ -495,7 +499,7 @@ class Run:
         lines = [line for line in commit.sources if line.flow in self._topics]
         stopped = {line.flow for line in lines if line.stopped is not None}
         held = {
-            flow: each.offsets for flow, each in held_of(self._flows, commit).items() if flow not in stopped
+            flow: each.offsets for flow, each in held_of(self._topics, commit).items() if flow not in stopped
         }
         for line in lines:
             target = targets[self._topics[line.flow], line.partition]
@@ -503,21 +507,6 @@ class Run:
             if line.stopped is None and worked_up_to < target:
                 return False
         return True
-
-    def _summed_up(self, progress: Progress, caught_up: bool, closed: bool) -> Summary:
-        return Summary(
-            app=self.app,
-            engine=self._engine.name,
-            rounds=self._tracker.rounds,
-            records=self._tracker.records,
-            seconds=self._tracker.seconds,
-            caught_up=caught_up,
-            closed=closed,
-            progress=progress,
-            stopped=progress.stopped,
-            exit_code=exit_code_of(progress.stopped, progress.new_faults),
-            notes=self.notes,
-        )
 
 
 def _held_back(progress: Progress) -> str:

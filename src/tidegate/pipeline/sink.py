@@ -78,7 +78,15 @@ from tidegate.log.partition import PartitionLog
 from tidegate.log.producer_state import Origin
 from tidegate.pipeline.analyzer import ValueFormat
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.messages import BadRecord, Delivery, Parcel, Section, Tick
+from tidegate.pipeline.messages import (
+    BadRecord,
+    Delivery,
+    Parcel,
+    Section,
+    Tick,
+    decode_state,
+    encode_state,
+)
 from tidegate.pipeline.topology import KeyBy, To
 from tidegate.pipeline.transforms import Stage, Timings, bad_records
 from tidegate.storage import BucketIndex, Merge, StoreSpec
@@ -129,10 +137,6 @@ def read_parcel(backend: StorageBackend, parcel: Parcel) -> memoryview:
             kafka_name=None,
         )
     return data
-
-
-def section_of(data: memoryview, section: Section) -> memoryview:
-    return data[section.position : section.position + section.size]
 
 
 # -- changelog ------------------------------------------------------------------------------------
@@ -189,19 +193,10 @@ class OutboxState:
         }  # fmt: skip
 
     def encode_progress(self) -> bytes:
-        return bytes([VERSION]) + msgspec.msgpack.encode(self._saved)
+        return encode_state(VERSION, self._saved)
 
     def restore_progress(self, data: bytes) -> None:
-        if data and data[0] != VERSION:
-            raise CorruptError(
-                f"the senders' positions have format {data[0]}; this version knows {VERSION}: run the version that "
-                "wrote them",
-                kafka_name=None,
-            )
-        try:
-            self._saved = msgspec.msgpack.decode(data[1:], type=_Saved) if data else _Saved()
-        except msgspec.MsgspecError as error:
-            raise CorruptError(f"the senders' positions cannot be read: {error}", kafka_name=None) from error
+        self._saved = decode_state(data, VERSION, _Saved, "the senders' positions")
 
 
 class Changelog:
@@ -260,12 +255,11 @@ class Changelog:
                 by_partition.setdefault(number, []).append(part)
         if bad:
             return []
-        made = []
-        for number in sorted(by_partition):
-            found = self._sealed(number, by_partition[number], state, incarnation, tick, timings)
-            if found.records:
-                made.append(found)
-        return made
+        made = (
+            self._sealed(number, by_partition[number], state, incarnation, tick, timings)
+            for number in sorted(by_partition)
+        )
+        return [found for found in made if found.records]
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -341,12 +335,12 @@ class Changelog:
 
     def _columns(self, rows: Rows, values: pa.BinaryArray) -> RecordColumns:
         if isinstance(rows, EventBatch):
-            times = (
-                pa.array(rows.ts, mask=rows.ts < 0) if len(rows) and rows.ts.min() < 0 else pa.array(rows.ts)
+            has_none = len(rows) and rows.ts.min() < 0
+            return RecordColumns(
+                rows.key, values, pa.array(rows.ts, mask=rows.ts < 0 if has_none else None), None
             )
-            return RecordColumns(rows.key, values, times, None)
         if rows.deleted is not None and rows.deleted.any():
-            values = _emptied(values, rows.deleted)
+            values = pc.if_else(pa.array(rows.deleted), pa.scalar(None, pa.binary()), values)
         ends = rows.window_end if self._format is KeyFormat.SESSION else None
         key = encode_keys(rows.key, rows.window_start, self._format, end=ends)
         return RecordColumns(key, values, pa.array(rows.ts), None)
@@ -454,11 +448,6 @@ def settled_times(headers: pa.ListArray) -> tuple[Int64s, Flags]:
     return times, has_one
 
 
-def _emptied(values: pa.BinaryArray, deleted: Any) -> pa.BinaryArray:
-    """Return the values, null where the row is deleted."""
-    return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)
-
-
 # -- sections -------------------------------------------------------------------------------------
 
 COMPARED = ("key", "value", "headers")
@@ -526,8 +515,9 @@ class ClusterDeliverer:
         if left.num_rows:
             with self._guard:
                 free = self._free.setdefault(topic, [])
-                kept = free.pop() if free else None
-            writer = self._writer(topic) if kept is None else kept
+                writer: Any = free.pop() if free else None
+            if writer is None:
+                writer = self._log.writer(topic, idempotent=True, timeout_seconds=TIMEOUT_SECONDS)
             try:
                 writer.write(left, partition=number)
             except BaseException:
@@ -536,10 +526,6 @@ class ClusterDeliverer:
             with self._guard:
                 free.append(writer)
         return int(left.num_rows)
-
-    def _writer(self, topic: str) -> KafkaWriter:
-        made: KafkaWriter = self._log.writer(topic, idempotent=True, timeout_seconds=TIMEOUT_SECONDS)
-        return made
 
     def close(self) -> None:
         with self._guard:
@@ -616,7 +602,7 @@ class Deliverer:
         for delivery in deliveries:
             data = read_parcel(self._backend, delivery.parcel)
             for section, base in zip(delivery.parcel.sections, delivery.bases, strict=True):
-                batches = section_of(data, section)
+                batches = data[section.position : section.position + section.size]
                 if self._cluster is None:
                     count += self._into_folder(section, base, batches)
                 else:
@@ -631,18 +617,14 @@ class Deliverer:
     # -- a folder --------------------------------------------------------------------------------
 
     def _into_folder(self, section: Section, base: int, batches: memoryview) -> int:
-        log = self._open(section)
+        opening = partial(self._log.partition, section.topic, section.partition)
+        # another process that delivers holds the partition only briefly
+        log: PartitionLog = waiting(self._clock, BUSY_MS, opening, pause_ms=PAUSE_MS)
         try:
             return append_expecting(log, section, base, batches, self._log.durability == "disk")
         finally:
             if not self._keeps_open:
                 self._log.release(section.topic, section.partition)
-
-    def _open(self, section: Section) -> PartitionLog:
-        """Open the partition for writing; another process that delivers holds it only briefly."""
-        opening = partial(self._log.partition, section.topic, section.partition)
-        opened: PartitionLog = waiting(self._clock, BUSY_MS, opening, pause_ms=PAUSE_MS)
-        return opened
 
 
 def append_expecting(log: PartitionLog, section: Section, base: int, batches: memoryview, sync: bool) -> int:

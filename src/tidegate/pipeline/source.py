@@ -54,8 +54,6 @@ from tidegate.log.log import Log
 from tidegate.log.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.dead_letters import (
     SourceState,
-    decode_state,
-    encode_state,
     letter_without_record,
     letters_of,
     write_letters,
@@ -288,7 +286,7 @@ class Reading:
         self._parts, self._order, self._tick = parts, order, tick
         self._flow = flow = parts.flow
         self._source = flow.source
-        self._state = state = decode_state(order.state)
+        self._state = state = SourceState.decoded(order.state)
         self._next = order.start
         parts.stages.look_up(order.lookups)
         self._is_cut = state.is_cut or (state.next_offset < 0 and order.start > 0)
@@ -650,7 +648,7 @@ class Reading:
             flow=order.flow,
             partition=order.partition,
             next_offset=self._next,
-            state=encode_state(saved),
+            state=saved.encoded(),
             stream_time=self.stream_time,
             records=self._records,
             size=self._size,
