@@ -428,9 +428,6 @@ def rebase_outputs(
     return _edited(backend, app, edit, clock, randomness)
 
 
-# -- inside --------------------------------------------------------------------------------------
-
-
 def _edited(
     backend: StorageBackend,
     app: str,

@@ -2,25 +2,15 @@
 
     apps/<app>/app                 the app's definitions by digest (replaced by compare-and-swap)
     apps/<app>/lease               who runs it; its epoch is the generation (`lease`)
-    apps/<app>/plans/<round>       what round N reads, and its time
-    apps/<app>/commits/<round>     the state after round N: offsets, tokens, parcels, totals
+    apps/<app>/plans/<round>       what round N reads, and its time: created if absent, never changed
+    apps/<app>/commits/<round>     offsets, tokens, parcels and totals after round N: created if absent, never changed
 
-Plans and commits are created if absent and never changed. Of any number of coordinators and attempts, one decides
-each round; all others adopt its decision or stop.
-
-R1  a plan names the digest of the commit it builds on; a commit names the digests of its plan and of the commit
-    before.
+R1  a plan names the digest of the commit it builds on; a commit those of its plan and of the commit before.
 R2  `put_plan` returns the one plan of the round: ours, or one with the same base that is not from a later generation.
-    Otherwise it raises `FencedError`.
-R3  `put_commit` returns the one commit of the round: ours, or one with the same plan and base. Otherwise it raises
-    `FencedError`.
-R4  an administrative change (new definition, reset, replay, resume) is a commit without a plan. It takes the next
-    round number, so a coordinator in the middle of that round is fenced by R3.
-R5  commits are numbered without gaps and only deleted from the oldest (`gc`). A coordinator that was suspended until
-    its round was deleted could create that record again. A coordinator that creates a commit therefore checks the
-    lease afterwards (`lease`), before anything builds on it. Only a later generation can have deleted the record, and
-    its epoch was in the lease before that. The stray record is older than the newest commit, is never read, and is
-    collected.
+R3  `put_commit` returns the one commit of the round: ours, or one with the same plan and base.
+R4  an administrative change is a commit without a plan, with the next round number: it fences a round in progress.
+R5  commits have no gaps and are only deleted from the oldest (`gc`). A suspended coordinator could create a deleted
+    one again, so the lease is checked after each commit: only a later generation can have deleted it.
 C1  a line that the round did not change is copied from the last commit byte for byte.
 C2  every section of every parcel gets its offset: the end of everything committed for its partition before, in the
     order of flow, task and section; for a partition without commits, the current end of the log.
@@ -378,8 +368,6 @@ class Records:
     def delete(self, kind: str, round: int) -> None:
         """Remove a plan or a commit; `gc` decides which."""
         self.backend.delete(f"{self.folder}/{kind}/{round:010d}")
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _create(self, name: str, data: bytes) -> tuple[bytes, bool]:
         """Publish if absent; return the stored bytes, and whether they are ours.

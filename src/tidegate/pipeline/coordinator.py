@@ -1,35 +1,22 @@
 """The coordinator runs one round after another: plan → execute → commit → deliver → collect.
 
-`planner` decides what a round does, an `Engine` does it, `checkpoint` turns the results into a commit and decides
-which coordinator was first. Everything kept between rounds is a copy of the newest commit, so a coordinator that dies
-is replaced by one that reads that commit.
+It keeps nothing but copies of the newest commit, so one that dies is replaced by one that reads that commit.
 
 M1  no task starts before its plan is durable; a round is repeated from its plan unchanged.
 M2  a round starts from the commit before it, read by number.
-M3  nothing is delivered that no commit names; a commit counts if it was created and the lease was still held
-    afterwards.
-M4  a round that took longer than half the grace period of collection is abandoned, not committed (`gc`, G3).
-M5  a plan that exceeds the workers' limits, or that reads a commit of a lookup table which no longer exists, is
-    abandoned by a commit that changes only the round number; the next plan is smaller. After `MOST_GIVEN_UP` of these
-    in a row the run fails with the reason.
-M6  a task finds records that fail in a step behind state. The round is then repeated from the same plan with each
-    such record set aside where it is read, or its partition stopped in front of it. A record that was read in an
-    earlier round and held back is set aside by its source and skipped by its task; or its partition stops, and later
-    events stay held back.
-
-Engines keep no state that results depend on. An engine may run an order twice and may lose all memory between
-rounds.
-
-E1  `Engine.run` returns one result for every source and every task of the order, in any order.
-E2  an error keeps its type: a `TidegateError` raised by a task is raised by `run` as the same class.
+M3  nothing is delivered that no commit names; a commit counts if it was created and the lease was still held after.
+M4  a round that took longer than half the grace of collection is abandoned, not committed (`gc`, G3).
+M5  a plan that exceeds the workers' limits, or reads a commit of a lookup table that is gone, is abandoned by a commit
+    that changes only the round number; the next plan is smaller. After `MOST_GIVEN_UP` in a row the run fails.
+M6  if a task finds records that fail in a step behind state, the round is repeated from the same plan with each such
+    record set aside where it is read, or its partition stopped in front of it. A held-back record of an earlier round
+    is set aside by its source and skipped by its task; or its partition stops, and later events stay held back.
+E1  `Engine.run` returns one result for every source and every task of the order, in any order. An engine may run an
+    order twice and lose its memory between rounds; a `TidegateError` of a task is raised as the same class.
 E3  in a co-partitioned flow the events of source i go to task i; in a re-keyed flow they go to the task that owns the
     key, in offset order for each source.
-
-Delivery. A task delivers its own parcel of the last commit at the start of the next round. That needs each partition
-of a topic to be written by one task. If several tasks write one partition, the coordinator delivers their sections in
-the order of their base offsets.
-
-D1  commit N+1 exists only if all parcels of commit N are in the log.
+D1  commit N+1 exists only if all parcels of commit N are in the log. A task delivers its own parcel at the start of
+    the next round; the coordinator does where several tasks write one partition, in the order of base offsets.
 
 Thread rule: one thread.
 """

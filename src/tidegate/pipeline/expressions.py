@@ -1,22 +1,16 @@
-"""Expressions over the columns of events, evaluated a column at a time: SQL, Arrow expressions, Arrow functions.
+"""Expressions over the columns of events, evaluated a column at a time.
 
 | written | is | sees |
 |---|---|---|
 | `"amount"` | a column by its name | |
-| `"amount * 2"` | SQL, evaluated by DuckDB | the columns it names |
+| `"amount * 2"` | SQL, evaluated by DuckDB (optional, loaded at first use) | the columns it names |
 | `pc.field("amount") * 2` | an Arrow expression | every column |
 | `lambda batch: …` | a function of a record batch that returns a column of the same length | every column |
 
 `key` (as its serde reads it), `ts` (event time, UTC), `offset` and `partition` are available unless a column has that
-name. The type of an expression is inferred on an empty batch before anything runs; a result of another type or length
-is refused at run time.
-
-An SQL expression is a function of one row. Refused before anything runs: aggregates, window functions and subqueries
-(their answers would depend on where batches are cut), and volatile functions such as `now()` and `random()` (a
-repeated round must give the same rows). Names ignore case, times are UTC, and the machine's files are out of reach.
-DuckDB is an optional dependency, loaded when the first SQL expression is checked.
-
-Also here: the columns a serde gives, the serde a type takes, and the nearest name to a misspelt one.
+name. Types are inferred on an empty batch before anything runs; a result of another type or length is refused at run
+time. An SQL expression is a function of one row: aggregates, window functions, subqueries (they would depend on where
+batches are cut) and volatile functions such as `now()` (a repeated round must give the same rows) are refused.
 
 Thread rule: one thread at a time for each projection; it can be pickled. Each thread has its own DuckDB connection.
 """

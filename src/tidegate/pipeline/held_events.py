@@ -1,22 +1,17 @@
 """Order events of several source partitions, hold back those whose turn has not come, and regroup them into batches.
 
-The order is (stamp, source partition, offset); the stamp is the stream time at the event's own place in its
-partition. Stamps never decrease within a partition, so this is a merge of sorted streams. The *frontier* of a
-partition (stream time, partition, next offset) is a lower bound of its later events. An event is processed once it
-is below the frontiers of all partitions that are waited for; until then the task keeps it in a store:
+The order is (stamp, source partition, offset); the stamp is the stream time at the event's own place in its partition,
+where stamps never decrease. The *frontier* of a partition (stream time, partition, next offset) is a lower bound of
+its later events. An event is processed once it is below the frontiers of all partitions that are waited for; until
+then the task keeps it in a store:
 
     key = source partition, 4 bytes | ts = stamp | payload: number, offset, event time, event's key, user's columns
 
-O1  the sequence of processed events over all rounds does not depend on how the log is cut into rounds, as long as
-    every partition with records to come is waited for. The round's plan names these partitions (`planner`).
-O2  events of one partition leave in the order they came, also if offsets start again because the topic was created
-    again. Rows are numbered when stored, so one number per partition says which rows are still held back.
-B1  where batches are cut depends on the events alone, row by row, not on the pieces they arrived in: a repeated round
-    must give the same bytes.
-B2  a batch is at most an eighth of the memory that the storage limit leaves besides its pool. If updates are sent,
-    batches are larger, because only the last row of a window counts.
-
-Between processes events travel as one Arrow IPC stream (`pack`, `unpack`).
+O1  the sequence of processed events does not depend on how the log is cut into rounds, as long as every partition
+    with records to come is waited for; the round's plan names these (`planner`).
+O2  events of one partition leave in the order they came, also if offsets start again: rows are numbered when stored.
+B1  where batches are cut depends on the events alone, row by row, not on the pieces they arrived in.
+B2  a batch is at most an eighth of the memory that the storage limit leaves besides its pool.
 
 Thread rule: one thread for each task.
 """

@@ -1,16 +1,12 @@
 """The lease of an app: which process runs it, renewed during long rounds, and the generation in all records.
 
-The lease avoids duplicate work and makes a second process fail fast; results do not depend on it. Two coordinators
-at the same time, one of them resumed after its lease ran out, are separated by the stored records (`checkpoint`,
-R1–R4) and by a check of the lease after each commit (R5).
+The lease avoids duplicate work; results do not depend on it (`checkpoint`, R1–R5).
 
 G1  of any number of processes one gets the lease; the error of the others names its holder.
-G2  a dead process of this machine does not block: its lease is taken at once. One of another machine blocks until its
-    lease has run out. A live process of this machine that did not renew in time (it was stopped, say) blocks for as
-    long as it holds files that a run needs (`in_use`): the next process waits for it, for as long as a lease lasts,
-    and then leaves the lease to it. So one of the two continues.
-G3  the lease is renewed by a thread of its own, so a round may take any time; if renewing fails because another
-    process has the lease, `check` raises.
+G2  a dead process of this machine does not block; one of another machine does until its lease has run out. A live
+    process of this machine that did not renew in time blocks while it holds files that a run needs (`in_use`): the next
+    process waits for as long as a lease lasts, and then leaves the lease to it.
+G3  a thread renews the lease, so a round may take any time; `check` raises if another process has it.
 
 Thread rule: safe from any thread.
 """

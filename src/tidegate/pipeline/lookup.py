@@ -271,8 +271,6 @@ class TableCommits:
         for name in list(self._builders):
             self._let_go(name)
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def _refresh(self, name: str) -> None:
         try:
             builder = self._builders.get(name) or self._claimed(name)

@@ -329,8 +329,6 @@ class TaskChain:
             if isinstance(link, Retractions):
                 link.drop_before(floor - window.kind.grace_ms - window.kind.size_ms)
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def _add(self, link: Link, name: str) -> None:
         self.links.append(link)
         self._names.append(name)

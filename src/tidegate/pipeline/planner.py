@@ -1,36 +1,22 @@
 """Plan the next round as a value: offset ranges, watermarks, losses, stopped partitions, and how many records to read.
 
-P1  a range starts where the last commit ended, and ends at the log end offset, within the round size and the backlog
-    limit.
-P2  a round is planned if there is something to read, a tick is due, the end of input was requested, or a partition
-    has to be stopped. Otherwise the planner returns `Rest`: until when, and what is left to read. `Rest` with records
-    left is never "caught up".
-P3  a co-partitioned task takes part if its source has records or its tick is due; the tasks of a re-keyed flow take
-    part together.
-P4  an ordered flow (`FlowFacts.is_ordered`) waits for every partition that is not silent. If it holds back more
-    records than one round reads, only partitions without held-back records are read. The partition that all others
-    wait for is one of them, so held-back records do not grow while it can be read. At the end of a run with target
-    offsets, partitions that reached their target are not waited for, unless silence never counts. With a full
-    backlog, a run without targets reads nothing that would only wait.
-P5  offsets that are missing from the log stop the partition (`on_loss="stop"`) with the command that resumes it, or
-    are recorded as a permanent loss ("accept").
-P6  offsets belong to one topic. If the name now belongs to another topic (deleted and created again), the partition
-    is stopped whatever its offsets are.
-
-Watermarks. A re-keyed flow's watermark is the least stream time of its partitions that are not silent. It is recorded
-in the plan, so that a repeated round uses the same one, and it never decreases.
-
+P1  a range starts where the last commit ended and ends at the log end offset, within round size and backlog limit.
+P2  a round is planned if there is something to read, a tick is due, the input ends, or a partition has to be stopped;
+    else `Rest`: until when, and what is left. `Rest` with records left is never "caught up".
+P3  a co-partitioned task takes part if its source has records or its tick is due; those of a re-keyed flow together.
+P4  an ordered flow (`FlowFacts.is_ordered`) waits for every partition that is not silent. If it holds back more than a
+    round reads, only partitions without held-back records are read, so these do not grow. At the end of a run with
+    targets, partitions that reached theirs are not waited for, unless silence never counts.
+P5  missing offsets stop the partition (`on_loss="stop"`), with the command that resumes it, or become a `Loss`.
+P6  offsets belong to one topic: a partition stops if its topic was deleted and created again.
 W1  a partition with records to read is never silent, also if this run ends before them.
-W2  a partition is silent if this process saw no record of it for `idle_after_ms` of monotonic time. Time in which the
-    app did not run does not count.
+W2  a partition is silent if this process saw no record of it for `idle_after_ms` of monotonic time.
 W3  a stopped partition holds the watermark back, because its records are missing; progress names it.
-W4  if all partitions are silent, the greatest stream time counts; with `idle_close_ms` it then follows the clock. A
-    flow without any record has no watermark.
-W5  a co-partitioned flow needs ticks only to close windows by the clock (`idle_close_ms`), until no open window is
-    left.
+W4  if all partitions are silent the greatest stream time counts; with `idle_close_ms` it then follows the clock.
+W5  a co-partitioned flow needs ticks only to close windows by the clock (`idle_close_ms`), until none is open.
 
-Round size. The first round is small, so that results appear soon. Later sizes follow the measured throughput, by at
-most a factor of four per round, unless the size is fixed.
+A re-keyed flow's watermark is the least stream time of its partitions that are not silent; it is recorded in the plan
+and never decreases. The first round is small; later sizes follow the throughput, by a factor of four at most.
 
 Thread rule: pure functions, except for the memory of `Backpressure` and `RoundSizes` (one coordinator thread).
 """

@@ -1,43 +1,21 @@
 """Results to topics: encode them as record batches, store them as parcels, deliver committed parcels exactly once.
 
-Records. After windows the key is Kafka Streams' windowed key and the value holds the aggregates; a window that ceased
-to exist is a record without a value. Otherwise a record keeps its key and time. Updates of windows carry the header
-`settled` (8 bytes, big-endian, milliseconds): windows that end at or before it get no further update. Readers need it
-to know which windows are final, because tasks of one topic may be far apart in time. A task writes the partition of
-its own number if the topic has as many partitions as there are tasks; otherwise the (inner) key decides, as in
-Kafka's default partitioner. Metadata of numbered records is in their headers, so any consumer of windowed keys can
-read the topic.
+After windows the key is Kafka Streams' windowed key and the value holds the aggregates; a window that ceased to exist
+has no value. Other records keep their key and time. Updates of windows carry the header `settled` (8 bytes, big-endian
+milliseconds): windows that end at or before it get no further update. A task writes the partition of its own number
+if there are as many partitions as tasks; otherwise the (inner) key decides, as in Kafka's default partitioner.
 
 C1  a replay writes the same bytes: a sender's identity is made of app, incarnation, topic, partition and task; its
     position is in the task's checkpoint (`OutboxState`); the time in headers is the round's.
-C2  a batch has at most 1 MiB and never more than `max.message.bytes`; a result that does not fit is refused before
-    commit.
-
-Parcels. A parcel holds the record batches of its sections one after the other, with base offset 0. Positions and
-digests are in the commit.
-
-P1  a parcel's name belongs to one attempt; `put` is durable when it returns.
+C2  a batch has at most 1 MiB and never more than `max.message.bytes`; a larger result is refused before commit.
+P1  a parcel is the batches of its sections, with base offset 0. Its name belongs to one attempt; `put` is durable.
 P2  its bytes are checked (length and CRC-32C) before use.
-
-Delivery to a log folder: each batch once, at the offset the commit assigned.
-
-    the log ends at the base offset   append
-    it ends behind it                 compare what is there with our batches, skip those, append the rest
-    it ends before it, or differs     another program wrote, or records are gone: `FencedError`
-
-A delivery may be repeated by any process after any crash. Batches with equal CRC at equal offsets are the same; if
-the topic repacked batches or compaction removed records, records are compared.
-
-Delivery to a Kafka cluster, which has no append at an expected offset: look first, then produce the rest.
-
-L1  looking begins at the base offset of the commit. Positions in the sender's numbering decide, not offsets: if
-    position n is in the log, all up to n were delivered, also if compaction removed them.
-L2  a record without numbering among ours, or other content at one of our positions, raises `FencedError`. Results
-    without numbering (`integrity=False`) are known by their offsets only.
-L3  the producer is idempotent and reused, because getting a producer id takes half a second; a failed one is
-    discarded.
-L4  two deliveries at the same moment may both produce. Numbered records then repeat producer positions, and
-    validators report the second as DUPLICATE; plain consumers get them twice.
+F1  a folder gets each batch once, at the offset that the commit assigned. If the log ends there, it is appended; if it
+    ends behind it, what is there is compared (by CRC, or record by record) and the rest appended; else `FencedError`.
+L1  in a cluster the sender's numbers decide, not offsets: if number n is in the log behind the base offset, all up to
+    n were delivered. Results without numbers (`integrity=False`) are known by their offsets only.
+L2  a record without numbers among ours, or other content at one of our numbers, raises `FencedError`.
+L4  two deliveries at the same moment may both produce; validators report the repeated numbers as DUPLICATE.
 
 Thread rule: encoding has one thread for each task; delivery may run on any thread.
 """
@@ -260,8 +238,6 @@ class Changelog:
             for number in sorted(by_partition)
         )
         return [found for found in made if found.records]
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _values_of(self, rows: Rows, bad: list[BadRecord]) -> pa.BinaryArray | None:
         """Encode the rows' values; return None if some cannot be written."""

@@ -1,18 +1,11 @@
-"""Read a range of one log partition as events: validated, decoded, stamped with stream time.
+"""Read a range of one log partition as events: validated, decoded, stamped with stream time, through stateless steps.
 
-    log → [validation] → values to columns → event time → stream time → stateless steps → events
-
-Stream time is the largest event time of all records so far that have one and are not beyond the future guard,
-including records that a filter drops. Every event carries it and all operators use it, so results do not depend on
-batch boundaries nor on re-keying. In a changelog it is the `settled` header of the record (see `sink`), or the
-timestamp less the time for which windows may still change (`Source.settles_ms`), and holds for the records behind it:
-no record makes itself late. If a changelog has updates and the
-flow keeps state, events are changes of rows (`RowChanges`), deletions included.
-
-Validation is that of the integrity consumer: duplicates, control records and faulty records are left out, and faults
-are handled as the flow says. Its state is part of the source's state. Producers that were silent for too long are
-removed from it on load and save. Records without any header have no numbering and only move the position. Without
-`validate()` only Tidegate's control records are left out, and numbered records are counted as `unchecked`.
+Stream time is the largest event time of all records so far that have one and are not beyond the future guard, also of
+records that a filter drops. Every event carries it, so results do not depend on batches nor on re-keying. In a
+changelog it is the record's `settled` header (`sink`), or its timestamp less the time for which windows may still
+change, and holds for the records behind it. If a changelog has updates and the flow keeps state, events are changes of
+rows (`RowChanges`), deletions included. The validator's state is part of the source's. Without `validate()` Tidegate's
+control records are left out, and numbered records are counted as `unchecked`.
 
 S1  a fault that stops the partition is data: events before it are returned, and `result().stopped` has the reason,
     the offset and the remedy. The state then is that before the faulty record.
@@ -343,8 +336,6 @@ class Reading:
         if self._result is None:
             raise InternalError("a reading's result is known when all its events were taken")
         return self._result
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterator[list[pa.RecordBatch]]:
         """Yield the records of the range in batches, each as the only item of a list, to be taken out; advance the

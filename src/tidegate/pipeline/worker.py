@@ -375,8 +375,6 @@ class Worker:
         if self._owns_backend:
             self._backend.close()
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def _standing_at(self, flow: Flow, order: TaskOrder, name: str) -> _Task:
         """Return the task at the order's token: from memory, or restored."""
         token = order.token or None

@@ -1,19 +1,13 @@
 """The offsets that a Spark read or micro-batch covers, from options, limits and the log's extents.
 
-A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7, "id":
-…}}`, Spark's Kafka notation, with topics sorted by name and partitions by number: Spark compares positions as text,
-so equal positions must have one spelling (P1).
+A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7, "id": …}}`,
+with topics sorted by name and partitions by number: Spark compares positions as text, so equal positions have one
+spelling (P1). A limit is shared in proportion to what each partition has left, by largest remainder, so that shares
+add up to it exactly, and at least one offset is admitted while any is left (P2).
 
-Admission: a limit is shared among partitions in proportion to what each has left, by largest remainder, so that the
-shares add up to the limit exactly, and at least one offset is admitted while any is left (P2).
-
-Extents are the first and end offsets of a topic's partitions, in a log folder or a Kafka cluster. They are only
-read: every call opens what it needs and closes it again, so nothing stays open between micro-batches.
-
-`Planner` turns options and limits into positions. It runs in Spark's planning processes, only reads, and holds only
-options, so it can be pickled. A *loss* is a record that a query was going to read and that is gone: retention
-removed it, or the topic was truncated or created anew. It stops the query with a message that says how to resume;
-with `failOnDataLoss=false` it is a warning.
+`Planner` opens the log at every call and closes it again; it holds only options, so it can be pickled. A *loss* is a
+record that a query was going to read and that is gone: it stops the query with a message that says how to resume, or
+with `failOnDataLoss=false` is a warning.
 
 This module does not import pyspark.
 """
@@ -332,8 +326,6 @@ class Planner:
                     view = views[place]
                     admitted[place] = _end_within(view, view.bounds(), start[place], end[place], budget)
         return {place: admitted[place] for place in end}
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _bound(self, option: str, text: str | None, moment: int | None, default: int) -> Position:
         if moment is not None:

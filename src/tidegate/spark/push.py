@@ -2,17 +2,10 @@
 
     report = push(spark.read.parquet("users"), table="users", key="id", log="./data/log", state="./data/state")
 
-A push has two Spark jobs. The first moves rows into the partition of their key, sorts, numbers and appends them to
-the version's topic, one task for each partition; the second reads every partition back, validates it and builds the
-version, one task for each partition. Between and after them the driver writes (`tables.versions.push`).
-
-Progress: while tasks send, Spark reports how many of them are done; while they ingest, the commits in the state
-folder do, because tasks are other processes. The estimate of the remaining time extrapolates the share that is done.
-The push's Spark jobs run under a name, so that an interrupted push can cancel them.
-
-Source: rows come from a DataFrame, or, on the command line, from a path in a format that Spark reads, or a query.
-
-pyspark is imported only when called.
+A push has two Spark jobs. The first moves rows into the partition of their key, sorts, numbers and appends them to the
+version's topic, one task for each partition; the second reads every partition back, validates it and builds the
+version. Between and after them the driver writes (`tables.versions.push`). The jobs run under a name, so that an
+interrupted push can cancel them; progress is the share of their tasks that are done. pyspark is imported when called.
 
 Thread rule: one thread for a push, which calls `step`; another thread reports progress. Several pushes may run at
 once, also of one table.

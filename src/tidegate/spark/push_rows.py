@@ -7,29 +7,17 @@
 | a value column that is string or binary, named alone | as it is |
 | any other value columns (without `value`: all that are no key) | one JSON object with them as fields |
 
-Of rows with the same key the last by `order_by` counts, and where that is not given or equal, the one with the
-largest timestamp and then the largest value by its bytes: what counts never depends on how Spark cut the rows. The
-whole of (key, order, timestamp, value) is the total order in which a partition is sent; rows that are equal in all
-of it are the same bytes, so that every attempt at a task sends the same records.
+A partition is sent in the total order (key, order_by, timestamp, value); of rows with the same key the last counts.
+Each task returns one line; the driver builds the manifest from the attempts that Spark counts as done.
 
-pyspark is imported only when called.
-
-Sending runs in a Spark task, one partition each: rows in their total order are numbered, check-summed and appended.
-
-Each task returns one line; the driver builds the manifest from the lines of those attempts that Spark counts as
-done.
-
-S1  an attempt sends the same records as every other attempt at its partition: the same GUID, times, numbers and order;
-    only the nonce in the keys of control records differs. What a dead or slower attempt left in the topic is
-    therefore a repeat, and validators call it a duplicate.
+S1  every attempt at a partition sends the same records: the same GUID, times, numbers and order. What a dead attempt
+    left in the topic is a repeat, and validators call it a duplicate.
 S2  chains are ended only when all rows were appended: an attempt that failed certifies nothing.
 S3  nothing is acknowledged in between: a power cut loses the attempt, not a part of a version.
-S4  a row in the wrong partition stops the push (`InternalError`); rows without a key stop it with their number. They
-    are all sent to one partition and sorted first, so it knows the number.
+S4  a row in the wrong partition stops the push (`InternalError`); rows without a key, all sent to one partition, stop
+    it with their number.
 
-On an embedded log an attempt waits for the partition's lock, at most `lock_timeout_ms`, while another one has it.
-
-Thread rule: one thread per task; the rest are values and pure functions.
+pyspark is imported only when called. Thread rule: one thread per task; the rest are values and pure functions.
 """
 
 from __future__ import annotations

@@ -2,13 +2,8 @@
 
     spark.read.format("tidegate.table").option("state", "./data/state").option("table", "counts").load()
 
-Reading takes no lock, needs no log and does not disturb the builder. Options are described in `options`.
-
-Planning runs in Spark's planning processes and reads the list of commits, no rows. This module is light to import,
-because each of those processes imports it anew. Columns: key, window_start, window_end (not in tables of plain
-keys), value, timestamp, partition, offset, as the table's own queries give them, with times as timestamps.
-
-Filters that a table applies itself; others stay with Spark:
+Reading takes no lock and needs no log. Columns: key, window_start, window_end (not in tables of plain keys), value,
+timestamp, partition, offset. Filters that a table applies itself, exactly; others stay with Spark:
 
 | column | filters | becomes |
 |---|---|---|
@@ -17,25 +12,14 @@ Filters that a table applies itself; others stay with Spark:
 | `partition` | `=`, `<=>`, `IN` | Spark tasks that do not run |
 | all of these | `IS NOT NULL` | nothing: they never are |
 
-A filter that the table accepts is applied exactly, so Spark need not check again. Keys of doubles and JSON stay with
-Spark: equal values can have different bytes. Bounds count whole milliseconds, so a bound between two of them is
-moved to the next one inside.
-
-Rows:
-
 R1  all tasks of one read use one commit: the plan carries the commit itself, not "the last".
-R2  only requested columns are read and decoded.
+R2  only requested columns are read and decoded: the option `columns`, or a schema that names fewer columns.
 R3  memory: one batch of `batch_rows`, and what storage holds to read one bucket.
 R4  a time that Spark cannot represent is null.
+T1  a reader that takes filters is refused while `spark.sql.python.filterPushdown.enabled` is off, Spark's default; so
+    only the process that Spark starts to push filters gets such a reader.
 
-Two properties of Spark's data source API shape this module:
-
-T1  a reader that takes filters is refused while `spark.sql.python.filterPushdown.enabled` is off, which is Spark's
-    default; so only the process that Spark starts to push filters gets such a reader.
-T2  Spark does not say which columns it needs: the user projects, by the option `columns` or by a schema that names
-    fewer columns.
-
-Thread rule: pure functions over a snapshot of one's own. Planning, filters and rows do not import pyspark.
+Each of Spark's processes imports this module anew, so it is light. Thread rule: pure functions over a snapshot.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """`df.write` and `df.writeStream` of `format("tidegate")`: append rows to a topic, with numbering and checksums, once.
 
-Each task writes its rows into a file in an outbox; when all are done, the driver appends the files of the attempts
-that counted, in order. Columns are those of a record; options are described in `options`.
-
-Rows: columns are checked and typed, and each row's partition is chosen. Everything that the topic would refuse is
-refused here, in the task that has the row, before a batch is planned: a batch that could never be appended would
-stop its query for good.
-
-Outbox: the files of a batch until it is complete.
+Each task checks its rows, chooses their partitions and writes them into a file in an outbox; when all are done, the
+driver appends the files of the attempts that counted, in order. What the topic would refuse is refused in the task.
 
     <outbox>/<topic>/<sender>/          sender: a streaming query's id, or a batch write's
         <batch>-<task>-<unique>.arrow   one attempt's rows: an Arrow stream, synced before the task reports it
@@ -15,35 +9,21 @@ Outbox: the files of a batch until it is complete.
         progress                        the last batch that is in the topic, and the numbering after it
         lock                            held while a batch is appended
 
-Plan and progress are one line of JSON and one line `crc32c:<8 hex digits>` over it.
-
-B1  an attempt writes a file of its own and nothing else; files that no plan names are garbage.
-B2  a plan is made once (create if absent): a repeat of its batch appends the plan's files, not its own.
-B3  files are deleted only after the progress that covers their batch is on the disk.
-
-Appending: the driver adds one batch to the topic, once.
+Plan and progress are one line of JSON and one line `crc32c:<8 hex digits>` over it. The driver adds a batch:
 
     plan (durable)  →  append what is not there yet  →  acknowledge  →  progress (durable)  →  delete files
 
-A1  the bytes in the topic are a function of the plan: it has the files, order, positions and time.
-A2  a batch at or below the recorded progress is in the topic: it is skipped.
-A3  a batch with a plan and no progress was begun: its records in the topic are found by the sender's own numbers
-    behind the recorded ends, and only the rest is appended. On a Kafka cluster a request of the dead process may
-    still arrive after that check; repeated records then have the same numbers, and validators report them as
-    duplicates.
+A1  the bytes in the topic are a function of the plan (files, order, positions, time), which is made once (B2).
+A2  a batch at or below the recorded progress is in the topic: it is skipped, and its files are deleted (B3).
+A3  a batch with a plan and no progress was begun: its records are found by the sender's own numbers behind the
+    recorded ends, and only the rest is appended. On a cluster a request of the dead process may still arrive after
+    that check; validators report the repeated numbers as duplicates.
 A4  nothing is acknowledged before the whole batch is appended; readers get a batch partition by partition.
-A5  a topic that was deleted and created anew gets a new sender, because the head of the old one's chain is not in it;
-    so does another kind of checksum, with which no open chain could continue.
-
-A sender is one streaming query, or one batch write. Its GUID is made from a random incarnation, kept in its
-progress: an outbox that was deleted begins as a new sender, and never repeats numbers for other rows.
-
-Requirements of Spark's data source API:
-
+A5  a topic that was made anew, or another kind of checksum, gets a new sender. A sender's GUID is made from a random
+    incarnation in its progress, so a deleted outbox never repeats numbers for other rows.
 W1  a failed or speculative attempt runs `write` again, and only the winner's message reaches `commit`.
-W2  `commit` runs in a process of its own that knows the batch and not the query, so messages carry the query's id.
-W3  a `commit` that raises is followed by `abort` with all messages, and the batch comes again: abort deletes nothing.
-W4  planning, tasks and commits are processes of their own, so each imports no more than it needs.
+W2  `commit` runs in a process that knows the batch and not the query, so messages carry the query's id.
+W3  a `commit` that raises is followed by `abort`, and the batch comes again: abort deletes nothing.
 
 Thread rule: one holder of a sender's lock at a time.
 """
@@ -531,8 +511,6 @@ class _Appender:
         self._outlet.acknowledge(sorted(self._touched))  # A4
         self._writer.close()
         return rows
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _chains(self, number: int) -> Chains:
         guid = stable_guid(self._plan.incarnation, self._topic, number)
