@@ -60,7 +60,6 @@ class RoundSizes:
         self._fixed = fixed
         self._next = fixed or first
         self._target_ms = target_ms
-        self._was_cut = False
 
     @property
     def records(self) -> int:
