@@ -14,7 +14,8 @@ Thread rule: a `Slots` belongs to the thread that runs rounds; the functions may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyspark
@@ -28,8 +29,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from tidegate.errors import UnavailableError
 
-__all__ = ["SPARK_ERRORS", "Slots", "arrow_function", "executors", "from_arrow_schema", "is_running", "pickled",
-           "to_arrow_schema", "unpickled"]  # fmt: skip
+__all__ = ["SPARK_ERRORS", "Slots", "arrow_function", "executors", "failures_told", "from_arrow_schema", "is_running",
+           "pickled", "to_arrow_schema", "unpickled"]  # fmt: skip
 
 FIRST_VERSION: Final = (4, 2)
 NEXT_VERSION: Final = (4, 4)
@@ -57,6 +58,16 @@ check_version(pyspark.__version__)
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """With these the driver reports that a job failed, or that Java is gone."""
+_LONGEST_CAUSE: Final = 2000
+
+
+@contextmanager
+def failures_told(what: Callable[[], str]) -> Iterator[None]:
+    """Raise Spark's errors as `UnavailableError`, with `what()` in front."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise UnavailableError(f"{what()}: {str(error)[:_LONGEST_CAUSE]}") from error
 
 
 def is_running() -> bool:

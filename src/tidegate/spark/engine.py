@@ -15,14 +15,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidegate.errors import InternalError, InvalidError, UnavailableError
+from tidegate.errors import InternalError, InvalidError
 from tidegate.pipeline.messages import RoundOrder, RoundResult, SourceOrder, TaskOrder, decode, encode
 from tidegate.pipeline.settings import WorkerSetup
-from tidegate.spark.compat import SPARK_ERRORS, Slots, executors, pickled
+from tidegate.spark.compat import Slots, executors, failures_told, pickled
 from tidegate.spark.errors import rebuild
 from tidegate.spark.exchange import clear, exchange_folder
 from tidegate.spark.round_task import HOME, Assignment, Outcome, places, read_and_split, work_on
@@ -30,9 +30,6 @@ from tidegate.spark.round_task import HOME, Assignment, Outcome, places, read_an
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
-
-
-_LONGEST_CAUSE: Final = 2000
 
 
 class SparkEngine:
@@ -70,8 +67,8 @@ class SparkEngine:
         if not order.tasks and not order.sources:
             return RoundResult((), ())
         try:
-            with self._in_group(order):
-                rows = self._collected(self._job(order))
+            with self._in_group(order), failures_told(self._failure):
+                rows = self._job(order).collect()
         finally:
             if self._exchange is not None:
                 clear(self._exchange)
@@ -96,6 +93,10 @@ class SparkEngine:
         """Mark the engine closed. Processes end by themselves after a minute without work."""
         self._closed = True
         self.cancel()
+
+    def _failure(self) -> str:
+        state = "the round was cancelled" if self._closed else "Spark could not finish a round"
+        return f"{state}; nothing of it counts, it can be done again"
 
     # -- one job -------------------------------------------------------------------------------------
 
@@ -148,11 +149,3 @@ class SparkEngine:
                 self._group = None
             self._context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
             self._context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
-
-    def _collected(self, job: RDD[bytes]) -> list[bytes]:
-        try:
-            return job.collect()
-        except SPARK_ERRORS as error:
-            cause = str(error)[:_LONGEST_CAUSE]
-            state = "the round was cancelled" if self._closed else "Spark could not finish a round"
-            raise UnavailableError(f"{state}; nothing of it counts, it can be done again: {cause}") from error

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.log.log import is_kafka, open_log
 from tidegate.spark.errors import Failure, describe, rebuild
-from tidegate.spark.push_rows import ANSWER_DDL, Answer, SendOrder, answer_of, row_shape, send_in_task, shaped
+from tidegate.spark.push_rows import ANSWER_DDL, SendOrder, answer_of, row_shape, send_in_task, shaped
 from tidegate.storage import open_backend, state_key_id
 from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion, Versions
 from tidegate.tables.versions.ingest import Ingested, ingest_partition
@@ -57,18 +57,9 @@ class PushProgress:
     left_ms: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "doing": self.step,
-            "table": self.table,
-            "version": self.version,
-            "done": self.done,
-            "total": self.total,
-            "unit": "tasks",
-            "percent": round(100 * self.done / self.total) if self.total else None,
-            "records": self.records,
-            "elapsed_ms": self.elapsed_ms,
-            "left_ms": self.left_ms,
-        }
+        found = {"doing" if name == "step" else name: value for name, value in asdict(self).items()}
+        percent = round(100 * self.done / self.total) if self.total else None
+        return {**found, "unit": "tasks", "percent": percent}
 
 
 class Watcher:
@@ -278,8 +269,15 @@ def push(
                 client=plan.client,
             )
             watcher.step("sending", version.version)
-            answers = _sent(shaped(frame, shape, plan.partitions), order)
-            _refuse_without_key(answers, without_key)
+            rows = shaped(frame, shape, plan.partitions)
+            lines = _collected(rows.mapInArrow(partial(send_in_task, order), ANSWER_DDL).collect)
+            answers = sorted((answer_of(line) for line in lines), key=lambda answer: answer.partition)
+            keyless = sum(each.without_key for each in answers)
+            if keyless and without_key == "refuse":
+                raise InvalidError(
+                    f"{keyless} rows have no key, so nothing is shown of this push; filter them out of the source, or "
+                    "leave them out and have them counted with without_key='skip' (--without-key skip)"
+                )
             if watch is not None:
                 watch("sent")
             sending = {each.partition: [each.sent] for each in answers if each.sent is not None}
@@ -287,7 +285,7 @@ def push(
                 sending,
                 nbytes=sum(each.nbytes for each in answers),
                 repeated_keys=sum(each.repeated for each in answers),
-                without_key=sum(each.without_key for each in answers),
+                without_key=keyless,
             )
             watcher.step("ingesting", ended, total=sum(sent.records for (sent,) in sending.values()))
             ingested = ingest_on_spark(
@@ -361,21 +359,6 @@ def _ingest_in_task(
                 line = (PartitionResult(partition), fault, describe(error))
             yield msgspec.msgpack.encode(line)
     backend.close()
-
-
-def _sent(rows: DataFrame, order: SendOrder) -> list[Answer]:
-    """Run the first job; return the results of the attempts that count."""
-    lines = _collected(rows.mapInArrow(partial(send_in_task, order), ANSWER_DDL).collect)
-    return sorted((answer_of(line) for line in lines), key=lambda answer: answer.partition)
-
-
-def _refuse_without_key(answers: Sequence[Answer], without_key: str) -> None:
-    count = sum(answer.without_key for answer in answers)
-    if count and without_key == "refuse":
-        raise InvalidError(
-            f"{count} rows have no key, so nothing is shown of this push; filter them out of the source, or leave them "
-            "out and have them counted with without_key='skip' (--without-key skip)"
-        )
 
 
 def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
