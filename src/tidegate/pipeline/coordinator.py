@@ -72,22 +72,15 @@ from tidegate.storage.backends.base import StorageBackend
 
 
 class Engine(Protocol):
-    """Executes the work of rounds."""
+    """Executes the work of rounds.
 
-    @property
-    def name(self) -> str:
-        """`local` or `spark`, for display."""
-        ...
+    `name` is `local` or `spark`, `slots` the number of tasks that run at the same time. `processes` hold state, each
+    with the budgets of the app's storage config.
+    """
 
-    @property
-    def slots(self) -> int:
-        """The number of tasks that run at the same time."""
-        ...
-
-    @property
-    def processes(self) -> int:
-        """The number of worker processes that hold state, each with the budgets of the app's storage config."""
-        ...
+    name: str
+    slots: int
+    processes: int
 
     def place(self, flow: str, task: int) -> int:
         """Return which process keeps the state of a task; 0 ≤ place < `processes`."""

@@ -176,12 +176,15 @@ class WorkerSetup:
         config = replace(self.storage, deleted_by="master")
         if tasks <= config.max_tasks:
             return config
-        limits = (config.write_buffer, config.base_runs, config.state_cache)
-        wanted = tasks * sum(each.reserve_bytes for each in limits)
-        share = min(1.0, config.worker_total_bytes / wanted) if wanted else 1.0
-        write_buffer, base_runs, state_cache = (
-            TenantLimits(int(each.reserve_bytes * share), each.soft_max_bytes) for each in limits
-        )
-        return replace(
-            config, max_tasks=tasks, write_buffer=write_buffer, base_runs=base_runs, state_cache=state_cache
-        )
+        return replace(config, max_tasks=tasks, **limits_of(config, tasks, config.worker_total_bytes))
+
+
+def limits_of(config: StorageConfig, tasks: int, total_bytes: int) -> dict[str, TenantLimits]:
+    """Return the limits of so many tasks that share so many bytes: each keeps its share under pressure."""
+    limits = {name: getattr(config, name) for name in ("write_buffer", "base_runs", "state_cache")}
+    wanted = tasks * sum(each.reserve_bytes for each in limits.values())
+    share = min(1.0, total_bytes / wanted) if wanted else 1.0
+    return {
+        name: TenantLimits(int(each.reserve_bytes * share), max(1, min(each.soft_max_bytes, total_bytes)))
+        for name, each in limits.items()
+    }

@@ -120,9 +120,10 @@ def shaped(frame: DataFrame, shape: RowShape, partitions: int) -> DataFrame:
 
     order = [f.col(f"`{name}`").alias(f"order_{number}") for number, name in enumerate(shape.order_by)]
     time = f.lit(None).cast("timestamp") if shape.timestamp is None else f.col(f"`{shape.timestamp}`")
-    columns = frame.select(
-        _key_column(shape).alias("key"), _value_column(shape).alias("value"), time.alias("timestamp"), *order
-    )
+    is_ready = len(shape.key) == 1 and shape.key_serde in ("String()", "Bytes()")
+    key = _column(shape.key, shape.key_serde, is_ready=is_ready).alias("key")
+    value = _column(shape.value, shape.value_serde, is_ready=shape.is_ready).alias("value")
+    columns = frame.select(key, value, time.alias("timestamp"), *order)
     placed = columns.repartitionById(partitions, _partition_column(partitions))
     ordered = placed.sortWithinPartitions(
         f.col("key").asc_nulls_first(),
@@ -165,32 +166,17 @@ def _json_serde(names: Sequence[str], kinds: dict[str, str], what: str) -> str:
     return repr(Json(**declared))
 
 
-def _key_column(shape: RowShape) -> Column:
-    from pyspark.sql import functions as f
-
-    if len(shape.key) == 1 and shape.key_serde in ("String()", "Bytes()"):
-        return f.col(f"`{shape.key[0]}`").cast("binary")
-    return _encoded(shape.key, shape.key_serde)
-
-
-def _value_column(shape: RowShape) -> Column:
-    from pyspark.sql import functions as f
-
-    if shape.is_ready:
-        return f.col(f"`{shape.value[0]}`").cast("binary")
-    return _encoded(shape.value, shape.value_serde)
-
-
-def _encoded(names: Sequence[str], serde: str) -> Column:
-    """Encode columns with a serde, in Python, column by column."""
+def _column(names: Sequence[str], serde: str, *, is_ready: bool) -> Column:
+    """Encode columns with a serde, in Python, column by column; one that `is_ready` goes out as it is."""
     from pyspark.sql import functions as f
 
     from tidegate.spark.compat import arrow_function
 
-    fields = tuple(names)
+    if is_ready:
+        return f.col(f"`{names[0]}`").cast("binary")
 
     def encode(*columns: pa.Array) -> pa.Array:
-        return encoded_columns(serde, fields, columns)
+        return encoded_columns(serde, names, columns)
 
     encode.__annotations__ = {"columns": pa.Array, "return": pa.Array}
     column: Column = arrow_function(encode, "binary")(*(f.col(f"`{name}`") for name in names))

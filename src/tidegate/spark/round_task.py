@@ -27,14 +27,14 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.pipeline.messages import RoundOrder, RoundResult, TaskResult, decode, encode
-from tidegate.pipeline.settings import WorkerSetup
+from tidegate.pipeline.settings import WorkerSetup, limits_of
 from tidegate.pipeline.worker import Worker
 from tidegate.spark import exchange as shuffle
 from tidegate.spark.compat import unpickled
 from tidegate.spark.errors import Failure, describe
 from tidegate.spark.exchange import Outbox
 from tidegate.spark.workers import own_garbage
-from tidegate.storage import StorageConfig, TenantLimits
+from tidegate.storage import StorageConfig
 
 # -- placing --------------------------------------------------------------------------------------
 
@@ -58,21 +58,12 @@ def share_of(config: StorageConfig, processes: int) -> StorageConfig:
         return config
     total = max(1, config.worker_total_bytes // processes)
     ceiling = config.memory_ceiling_bytes // processes
-    limits = (config.write_buffer, config.base_runs, config.state_cache)
-    wanted = config.max_tasks * sum(each.reserve_bytes for each in limits)
-    part = min(1.0, total / wanted) if wanted else 1.0
-    write_buffer, base_runs, state_cache = (
-        TenantLimits(int(each.reserve_bytes * part), max(1, min(each.soft_max_bytes, total)))
-        for each in limits
-    )
     return replace(
         config,
         worker_total_bytes=total,
         memory_ceiling_bytes=ceiling,
         max_batch_bytes=min(config.max_batch_bytes, ceiling - total),
-        write_buffer=write_buffer,
-        base_runs=base_runs,
-        state_cache=state_cache,
+        **limits_of(config, config.max_tasks, total),
     )
 
 
