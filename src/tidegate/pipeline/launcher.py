@@ -21,14 +21,14 @@ from tidegate.log.locks import LOCK_NAME
 from tidegate.log.log import Log, folder_path, is_kafka, open_log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.checkpoint import Records
-from tidegate.pipeline.coordinator import Coordinator, Engine, Targets
+from tidegate.pipeline.coordinator import Coordinator, Engine
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.local_engine import LocalEngine
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.lookup import TableCommits
 from tidegate.pipeline.messages import Delivery
 from tidegate.pipeline.progress import Progress
-from tidegate.pipeline.query import Run, Tracker
+from tidegate.pipeline.query import Run
 from tidegate.pipeline.recovery import Opened, open_app
 from tidegate.pipeline.sampling import check_fields
 from tidegate.pipeline.settings import RunSettings, WorkerSetup
@@ -111,16 +111,17 @@ def start_run(
             settings=settings,
             tables=tables,
         )
-        tracker = Tracker(opened, coordinator, clock=clock, processes=made.processes)
+        topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
         run = Run(
             opened,
             made,
             coordinator,
-            tracker,
             clock=clock,
             settings=settings,
             resources=resources.pop_all(),
-            look=_looking(log, opened),
+            look=lambda: LogEndOffsets(log).ends(
+                topics
+            ),  # of its own: other threads than the coordinator's look
             show=progress,
         )
     return run.begin() if begins else run
@@ -192,10 +193,3 @@ def _open_log(setup: WorkerSetup, settings: RunSettings, files: Files | None, cl
         return open_log(setup.log, files=files, clock=clock, maintenance=True)
     log: Log | KafkaLog = open_app_log(setup.log, setup.client, files=files, clock=clock)
     return log
-
-
-def _looking(log: Log | KafkaLog, opened: Opened) -> Callable[[], Targets]:
-    """Return a function that looks up the sources' log end offsets, for threads other than the coordinator's."""
-    topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
-
-    return lambda: LogEndOffsets(log).ends(topics)

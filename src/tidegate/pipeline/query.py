@@ -223,7 +223,6 @@ class Run:
         opened: Opened,
         engine: Engine,
         coordinator: Coordinator,
-        tracker: Tracker,
         *,
         clock: Clock,
         settings: RunSettings,
@@ -235,7 +234,7 @@ class Run:
         self.notes = opened.notes
         self._engine = engine
         self._coordinator = coordinator
-        self._tracker = tracker
+        self._tracker = Tracker(opened, coordinator, clock=clock, processes=engine.processes)
         self._clock = clock
         self._settings = settings
         self._resources = resources
@@ -245,7 +244,7 @@ class Run:
         self._depth = sum(1 for flow in opened.flows.values() if flow.upstream)
         self._changed = threading.Condition()
         self._stopping = False
-        self._progress = tracker.progress
+        self._progress = self._tracker.progress
         self._reached: CommitRecord | None = None  # the newest commit whose parcels are in the log
         self._error: BaseException | None = None
         self._summary: Summary | None = None
@@ -376,10 +375,8 @@ class Run:
             self._thread.start()
             self._begun.wait()
         except BaseException as error:
-            if isinstance(error, RuntimeError) or not self._begun.wait(
-                BEGINS_WITHIN_S
-            ):  # no thread was started
-                self._resources.close()
+            if isinstance(error, RuntimeError) or not self._begun.wait(BEGINS_WITHIN_S):
+                self._resources.close()  # no thread was started
             raise
         return self
 
