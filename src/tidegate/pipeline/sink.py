@@ -66,7 +66,7 @@ from tidegate.pipeline.messages import (
     encode_state,
 )
 from tidegate.pipeline.topology import KeyBy, To
-from tidegate.pipeline.transforms import Stage, Timings, bad_records
+from tidegate.pipeline.transforms import FailedStep, Stage, Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.waiting import waiting
@@ -245,20 +245,14 @@ class Changelog:
             return self._encoded(rows.values, rows.key)
         except ValueError as error:  # InvalidError and ArrowInvalid are ValueErrors
             if isinstance(rows, EventBatch):
-                only_first = self._flow.source.on_error == "fail"
+                source = self._flow.source
 
                 def write(events: EventBatch) -> EventBatch:
                     self._encoded(events.values, events.key)
                     return events
 
-                found = bad_records(
-                    f"to {self._sink.topic}",
-                    write,
-                    rows,
-                    error,
-                    topic=self._flow.source.topic,
-                    only_first=only_first,
-                )
+                step = FailedStep(f"to {self._sink.topic}", write, source.topic, source.on_error == "fail")
+                found = step.bad_records(rows, error)
                 bad += found.values()
                 return None if found else self._encoded(rows.values, rows.key)
             finite = _finite(rows.values)

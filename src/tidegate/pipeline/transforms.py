@@ -91,9 +91,7 @@ class Stateless:
             try:
                 events = stage(events)
             except Exception as error:  # noqa: BLE001 - the user's code: it may raise anything
-                found = bad_records(
-                    name, stage, events, error, topic=self._topic, only_first=self._only_first
-                )
+                found = FailedStep(name, stage, self._topic, self._only_first).bad_records(events, error)
                 bad += found.values()
                 events = _without(events, found, and_following=self._only_first)
                 if len(events):
@@ -139,51 +137,42 @@ class Stateless:
                 stage.close()
 
 
-def bad_records(
-    name: str,
-    stage: Callable[[EventBatch], Any],
-    events: EventBatch,
-    error: Exception,
-    *,
-    topic: str,
-    only_first: bool,
-) -> dict[int, BadRecord]:
-    """Return the rows that `stage` fails on by themselves, after it failed on all with `error`; `name` names the step.
-
-    With `only_first` the first of each partition. Empty if all of them pass now: a failure may be transient. Errors
-    that no record causes are raised again.
-    """
-    tried = _Tried(name, stage, topic, only_first)
-    tried.require_records_fault(error, events)
-    found: dict[int, BadRecord] = {}
-    rows = np.arange(len(events))
-    while len(rows):
-        here = tried.failing(events.take(rows), 0)
-        found |= {int(rows[row]): each for row, each in here.items()}
-        if not here or not only_first:
-            break
-        rows = rows[events.partition[rows] != next(iter(here.values())).partition]
-    if not found:
-        try:
-            stage(events)
-            return {}
-        except Exception as again:  # noqa: BLE001 - the user's code: it may raise anything
-            tried.require_records_fault(again, events)
-        raise InvalidError(
-            f"{_reason(name, error)}. It fails on {len(events):,} records at once ({places_of(topic, events)}), and on "
-            "none of them alone: a step must answer for each row by itself, whatever rows come with it"
-        ) from error
-    return found
-
-
 @dataclass(frozen=True)
-class _Tried:
-    """A failed step and its attempts on fewer rows."""
+class FailedStep:
+    """A step that failed on some events; finds the records that it fails on. `name` names the step."""
 
     name: str
     stage: Callable[[EventBatch], Any]
     topic: str
     only_first: bool
+
+    def bad_records(self, events: EventBatch, error: Exception) -> dict[int, BadRecord]:
+        """Return the rows that the stage fails on by themselves, after it failed on all with `error`.
+
+        With `only_first` the first of each partition. Empty if all of them pass now: a failure may be transient.
+        Errors that no record causes are raised again.
+        """
+        self.require_records_fault(error, events)
+        found: dict[int, BadRecord] = {}
+        rows = np.arange(len(events))
+        while len(rows):
+            here = self.failing(events.take(rows), 0)
+            found |= {int(rows[row]): each for row, each in here.items()}
+            if not here or not self.only_first:
+                break
+            rows = rows[events.partition[rows] != next(iter(here.values())).partition]
+        if found:
+            return found
+        try:
+            self.stage(events)
+            return {}
+        except Exception as again:  # noqa: BLE001 - the user's code: it may raise anything
+            self.require_records_fault(again, events)
+        raise InvalidError(
+            f"{_reason(self.name, error)}. It fails on {len(events):,} records at once "
+            f"({places_of(self.topic, events)}), and on none of them alone: a step must answer for each row by itself, "
+            "whatever rows come with it"
+        ) from error
 
     def failing(self, events: EventBatch, start: int) -> dict[int, BadRecord]:
         """Return the rows that the step fails on, found by bisection; the first of `events` is row `start`."""
