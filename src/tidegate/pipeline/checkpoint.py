@@ -244,8 +244,6 @@ class Records:
     def commit_name(self, round: int) -> str:
         return f"{self.folder}/commits/{round:010d}"
 
-    # -- what the app is -------------------------------------------------------------------------
-
     def load_app(self) -> tuple[AppRecord, str] | None:
         """Return the app's record and its version; None if there is no such app."""
         found = self.backend.read_published(f"{self.folder}/app")

@@ -68,8 +68,6 @@ from tidegate.pipeline.settings import RunSettings
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.base import StorageBackend
 
-# -- engine ---------------------------------------------------------------------------------------
-
 
 class Engine(Protocol):
     """Executes the work of rounds.
@@ -136,8 +134,6 @@ def _share_a_partition(deliveries: Sequence[Delivery]) -> bool:
                 return True
     return False
 
-
-# -- coordinator -----------------------------------------------------------------------------------
 
 RETRY_MS: Final = 200
 MOST_GIVEN_UP: Final = 20
@@ -597,8 +593,6 @@ class Coordinator:
 
     def _end_of(self, topic: str, partition: int) -> int:
         return self._opened.heads.of(topic, self._opened.setup.partitions[topic])[partition].end
-
-    # -- reporting -------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         self._metrics.standing(

@@ -33,8 +33,6 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 from tidegate.windows.events import NO_TIME
 
-# -- source state ----------------------------------------------------------------------------------
-
 STATE_VERSION = 1
 
 

@@ -38,8 +38,6 @@ from tidegate.pipeline.topology import LAYOUTS, Aggregate, Dedupe, Document, wit
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.layout import StateLayout
 
-# -- differences ----------------------------------------------------------------------------------
-
 _STATEFUL = {"deduplicate": "drop_duplicates", "aggregate": "agg"}  # as recorded: as users write them
 
 

@@ -410,8 +410,6 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-# -- expressions ----------------------------------------------------------------------------------
-
 _NO_FIELD = re.compile(r"No match for FieldRef\.Name\(([^)]*)\)")
 
 

@@ -44,8 +44,6 @@ from tidegate.tables.serdes.base import Serde, String
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited, as_table
 from tidegate.windows.operators.windowed_operator import Emit
 
-# -- flow -----------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flow:

@@ -42,8 +42,6 @@ from tidegate.tables.serdes.json import serde_from, stored_serde
 from tidegate.tables.snapshot import StoredSnapshot, stored_snapshot, task_of
 from tidegate.windows.events import EventBatch
 
-# -- lookups --------------------------------------------------------------------------------------
-
 _PLAIN_KEYS: Final = frozenset({"bytes", "string", "int", "long", "double"})
 
 
@@ -206,8 +204,6 @@ def table_commits(backend: StorageBackend, table: str) -> CommitList:
 
 _NO_ROWS = pa.record_batch({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
 
-
-# -- lookups --------------------------------------------------------------------------------------
 
 REFRESH_MS: Final = 1000
 IDLE_MS: Final = 10_000

@@ -46,8 +46,6 @@ def letters_name(app: str, flow: str, partition: int, start: int, unique: str) -
     return f"apps/{component(app)}/letters/{component(flow)}/{partition}/{start:020d}-{unique}"
 
 
-# -- orders ---------------------------------------------------------------------------------------
-
 Any_ = TypeVar("Any_")
 
 

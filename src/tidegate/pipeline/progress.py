@@ -26,8 +26,6 @@ from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.log_end_offsets import Head
 from tidegate.pipeline.messages import RoundResult, Stop, resume_command
 
-# -- progress -------------------------------------------------------------------------------------
-
 SEEN = "seen"  # OPERATOR.seen: events that reached an operator
 NULL = "null."  # OPERATOR.null.COLUMN: those of them that lack a column that its state is computed from
 

@@ -187,8 +187,6 @@ def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
     return changelog_settings(kind, retention=window.kind.retention_ms, own=own)
 
 
-# -- opening --------------------------------------------------------------------------------------
-
 Lines = tuple[FlowLine, ...]
 REPLAYED = "to be replayed from the beginning of the log"  # a change after which every source begins there
 

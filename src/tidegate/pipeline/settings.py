@@ -129,9 +129,6 @@ class RunSettings:
             )
 
 
-# -- setup ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class WorkerSetup:
     """An app as its workers need it.

@@ -584,8 +584,6 @@ class Deliverer:
         if self._cluster is not None:
             self._cluster.close()
 
-    # -- a folder --------------------------------------------------------------------------------
-
     def _into_folder(self, section: Section, base: int, batches: memoryview) -> int:
         opening = partial(self._log.partition, section.topic, section.partition)
         # another process that delivers holds the partition only briefly

@@ -385,8 +385,6 @@ def _between(column: pa.BinaryArray, keys: KeyEnds) -> Any:
     return np.flatnonzero(chosen)
 
 
-# -- result table ----------------------------------------------------------------------------------
-
 _SMALL_BYTES: Final = 4 << 20  # state small enough to read whenever the table is displayed
 _TOO_LARGE: Final = "rows are not read for display: ask with fetch(key), fetch_all(from, to) or sql(query)"
 

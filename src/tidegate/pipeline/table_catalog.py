@@ -166,9 +166,6 @@ def _refused(said: Document, why: str) -> InvalidError:
     )
 
 
-# -- parts ---------------------------------------------------------------------------------------
-
-
 def _source(said: Document) -> Source:
     if said["windows"] is not None:
         raise TypeError("it reads the changelog of another table")

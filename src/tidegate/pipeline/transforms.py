@@ -28,8 +28,6 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.serdes.base import Serde
 from tidegate.windows.events import EventBatch, RowChanges
 
-# -- timing ---------------------------------------------------------------------------------------
-
 
 class Timings:
     """Milliseconds by name; parts that run several times add up."""
@@ -51,8 +49,6 @@ class Timings:
         for name, ms in other.ms.items():
             self.ms[name] = self.ms.get(name, 0) + ms
 
-
-# -- stateless ------------------------------------------------------------------------------------
 
 Stage: TypeAlias = Callable[[EventBatch], EventBatch]
 

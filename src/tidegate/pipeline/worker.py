@@ -77,8 +77,6 @@ from tidegate.windows.operators.base import (
 )
 from tidegate.windows.operators.windowed_operator import Emit
 
-# -- opening --------------------------------------------------------------------------------------
-
 
 def open_app_log(address: str, client: Mapping[str, str], *, files: Files | None, clock: Clock | None) -> Any:
     """Open the log of an app: a folder, or a cluster with the client's settings."""
@@ -138,8 +136,6 @@ def _codes(column: pa.Array) -> tuple[Int64s, int]:
     codes: Int64s = encoded.indices.to_numpy().astype(np.int64)
     return codes, max(1, len(encoded.dictionary))
 
-
-# -- worker ---------------------------------------------------------------------------------------
 
 __all__ = ["Reading", "Worker", "pack_events", "unpack_events"]
 

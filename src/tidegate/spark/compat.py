@@ -104,8 +104,6 @@ def arrow_function(function: Callable[..., Any], returns: str) -> Callable[..., 
     return made
 
 
-# -- slots ----------------------------------------------------------------------------------------
-
 VARIABLE: Final = "TIDEGATE_SLOT"
 SlotFunction = Callable[[int, Iterable[Any]], Iterable[bytes]]
 

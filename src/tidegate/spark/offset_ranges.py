@@ -182,9 +182,6 @@ def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
     ]
 
 
-# -- extents --------------------------------------------------------------------------------------
-
-
 class Extent(NamedTuple):
     """One partition: its first offset, its end for readers of this isolation level, and its log end offset."""
 

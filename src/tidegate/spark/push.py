@@ -191,8 +191,6 @@ def _read(spark: SparkSession, path: str, format: str | None, options: Mapping[s
     return spark.read.format(chosen).options(**settings).load(place)
 
 
-# -- driver ---------------------------------------------------------------------------------------
-
 DEFAULT_PARTITIONS: Final = 4
 DEFAULT_PATIENCE_MS: Final = 60_000
 _CONNECT: Final = "pyspark.sql.connect"

@@ -36,8 +36,6 @@ from tidegate.spark.exchange import Outbox
 from tidegate.spark.workers import own_garbage
 from tidegate.storage import StorageConfig
 
-# -- placing --------------------------------------------------------------------------------------
-
 HOME: Final = 0  # the slot that returns the results of re-keyed flows' sources
 
 
@@ -171,8 +169,6 @@ def _raise_if_first(error: Exception) -> None:
     if not isinstance(error, TidegateError) and (context is None or context.attemptNumber() == 0):
         raise error
 
-
-# -- what a process keeps ------------------------------------------------------------------------------
 
 _kept: dict[str, Worker] = {}  # digest → worker; only the last one
 

@@ -209,8 +209,6 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
-# -- session --------------------------------------------------------------------------------------
-
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _KEY_IN_CONFIG = "spark.executorEnv.TIDEGATE_STATE_KEY"

@@ -416,8 +416,6 @@ def as_timestamps(milliseconds: pa.Array) -> pa.Array:
     return milliseconds.cast(pa.timestamp("ms", tz="UTC")).cast(TIMESTAMP)
 
 
-# -- source ---------------------------------------------------------------------------------------
-
 FORMAT = "tidegate.table"
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 

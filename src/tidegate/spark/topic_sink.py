@@ -68,8 +68,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# -- columns --------------------------------------------------------------------------------------
-
 COLUMNS: Final = ("key", "value", "headers", "timestamp", "partition")
 _TAKEN = {
     "key": "binary or string",

@@ -167,8 +167,6 @@ class _States:
         return self._folder / f"{self._prefix}{offset:020d}{_SUFFIX}"
 
 
-# -- source ---------------------------------------------------------------------------------------
-
 COLUMNS = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
