@@ -305,9 +305,7 @@ def made_coordinator(
     it takes their lease while they, by their own clock, still have it."""
     clock = ManualClock(1_000_000 + late_ms)
     records = Records(world.backend, "model")
-    generation = AppLease(
-        world.backend, records, clock=clock, randomness=SeededRandomness(seed), lease_ms=LEASE_MS
-    )
+    generation = AppLease(records, clock=clock, randomness=SeededRandomness(seed), lease_ms=LEASE_MS)
     newest = records.newest()
     assert newest is not None
     commit, digest = records.read_commit(newest)
@@ -321,16 +319,13 @@ def made_coordinator(
     coordinator = Coordinator(
         opened,
         CountingEngine(world, failing, turned),
-        world.backend,
         world.deliver,
         clock=clock,
         randomness=SeededRandomness(seed),
         metrics=Metrics(),
         settings=settings,
     )
-    coordinator._collector = ModelCollector(
-        world.backend, records, clock=clock, grace_ms=1000, every_ms=10**9
-    )
+    coordinator._collector = ModelCollector(records, clock=clock, grace_ms=1000, every_ms=10**9)
     return coordinator
 
 

@@ -196,7 +196,7 @@ def app_status(
     topics = _topics(records, commit)
     clock = clock or SystemClock()
     now_ms = clock.now_ms()
-    unneeded = _unneeded(backend, records, clock) if orphans else None
+    unneeded = _unneeded(records, clock) if orphans else None
     lease = read_lease(backend, records.lease_name)
     held = None if lease is None else lease[0]
     owner = "" if held is None or not held.owner or held.until_ms <= now_ms else f"{held.host}:{held.pid}"
@@ -223,10 +223,10 @@ def app_status(
     )
 
 
-def _unneeded(backend: StorageBackend, records: Records, clock: Clock) -> list[ObjectInfo] | None:
+def _unneeded(records: Records, clock: Clock) -> list[ObjectInfo] | None:
     """Return the objects that no kept commit needs; None if damage or a concurrent collection makes that unknown."""
     try:
-        return Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).unneeded()
+        return Collector(records, clock=clock, grace_ms=0, every_ms=0).unneeded()
     except (CorruptError, UnavailableError):
         return None
 
@@ -410,7 +410,7 @@ def _edited(
     """Commit a change under the app's lease; with `repairs` the newest commit that can be read is enough."""
     clock, randomness = clock or SystemClock(), SystemRandomness()
     records = _existing(backend, app)
-    generation = AppLease(backend, records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
+    generation = AppLease(records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
     try:
         commit, digest = records.newest_sound() if repairs else _newest(records)
         number = max(records.rounds()) + 1

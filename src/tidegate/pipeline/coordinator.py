@@ -66,7 +66,6 @@ from tidegate.pipeline.progress import RoundMetrics
 from tidegate.pipeline.recovery import Opened, partitions_added
 from tidegate.pipeline.settings import RunSettings
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.base import StorageBackend
 
 
 class Engine(Protocol):
@@ -163,7 +162,6 @@ class Coordinator:
         self,
         opened: Opened,
         engine: Engine,
-        backend: StorageBackend,
         deliver: Deliver,
         *,
         clock: Clock,
@@ -195,11 +193,7 @@ class Coordinator:
             fixed=settings.round_records, first=settings.first_round_records, target_ms=settings.target_ms
         )
         self._collector = Collector(
-            backend,
-            opened.records,
-            clock=clock,
-            grace_ms=settings.grace_ms,
-            every_ms=settings.collect_every_ms,
+            opened.records, clock=clock, grace_ms=settings.grace_ms, every_ms=settings.collect_every_ms
         )
         self._metrics = RoundMetrics(metrics, opened.setup.app, opened.flows)
         self._topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
@@ -573,13 +567,8 @@ class Coordinator:
                 reason="rounds_given_up",
             ) from error
         self.deliver_outstanding()
-        void = void_of(
-            plan,
-            digest,
-            self.commit,
-            generation=self._generation.number,
-            now_ms=self._clock.now_ms(),
-        )
+        number, now_ms = self._generation.number, self._clock.now_ms()
+        void = void_of(plan, digest, self.commit, generation=number, now_ms=now_ms)
         self._take(self._records.put_commit(void))
         self._delivered = self.commit.change != "" or not self.commit.deliveries
         waits = (f"a smaller round, after {self._given_up} given up: {why}",)
@@ -595,9 +584,8 @@ class Coordinator:
         return self._opened.heads.of(topic, self._opened.setup.partitions[topic])[partition].end
 
     def _tell(self) -> None:
-        self._metrics.standing(
-            self.commit, self.heads, self.lag_seconds(), self._clock.monotonic_ms(), self.lookup_lags
-        )
+        now_ms = self._clock.monotonic_ms()
+        self._metrics.standing(self.commit, self.heads, self.lag_seconds(), now_ms, self.lookup_lags)
 
     def lag_seconds(self) -> dict[str, float]:
         """Return how far each flow's event time is behind now, for flows with records to read."""

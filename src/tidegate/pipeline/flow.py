@@ -54,6 +54,8 @@ class Flow:
     sinks: tuple[Sink, ...]
     schemas: tuple[pa.Schema, ...] = field(init=False)
     """The columns of the source, then those after each step."""
+    key_serdes: tuple[Serde[Any], ...] = field(init=False)
+    """The key serde at the source, then after each step."""
     rekey_at: int | None = field(init=False)
     """Which step is the `KeyBy` whose records must be brought together by their new key, if there is one."""
     why: str = field(init=False)
@@ -69,7 +71,7 @@ class Flow:
         object.__setattr__(self, "schemas", shape.schemas)
         object.__setattr__(self, "rekey_at", rekey_at)
         object.__setattr__(self, "why", why)
-        object.__setattr__(self, "_key_serdes", shape.key_serdes)
+        object.__setattr__(self, "key_serdes", shape.key_serdes)
 
     @property
     def name(self) -> str:
@@ -90,12 +92,6 @@ class Flow:
     def result_schema(self) -> pa.Schema:
         """The columns of the results; after windows the aggregates, without key and bounds."""
         return self.schemas[-1]
-
-    @property
-    def key_serdes(self) -> tuple[Serde[Any], ...]:
-        """The key serde at the source, then after each step."""
-        serdes: tuple[Serde[Any], ...] = self._key_serdes  # type: ignore[attr-defined]
-        return serdes
 
     @property
     def key_serde(self) -> Serde[Any]:

@@ -29,7 +29,7 @@ from tidegate.clock import Clock
 from tidegate.errors import ConflictError, CorruptError, TidegateError, UnavailableError
 from tidegate.pipeline.checkpoint import KEPT, CommitRecord, Records
 from tidegate.pipeline.dead_letters import chain_of
-from tidegate.storage.backends.base import TEMPORARY, MissingObjectError, ObjectInfo, StorageBackend
+from tidegate.storage.backends.base import TEMPORARY, MissingObjectError, ObjectInfo
 from tidegate.storage.manifest import Token, is_task_object, reachable
 
 STEP_MS: Final = 20
@@ -41,10 +41,8 @@ _log = logging.getLogger(__name__)
 class Collector:
     """Removes unneeded objects, a step at a time."""
 
-    def __init__(
-        self, backend: StorageBackend, records: Records, *, clock: Clock, grace_ms: int, every_ms: int
-    ) -> None:
-        self._backend = backend
+    def __init__(self, records: Records, *, clock: Clock, grace_ms: int, every_ms: int) -> None:
+        self._backend = records.backend
         self._records = records
         self._clock = clock
         self._grace_ms = grace_ms

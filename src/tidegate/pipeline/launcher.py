@@ -75,7 +75,6 @@ def start_run(
             resources.callback(backend.close)
         records = Records(backend, setup.app)
         generation = AppLease(
-            backend,
             records,
             clock=clock,
             randomness=randomness,
@@ -103,7 +102,6 @@ def start_run(
         coordinator = Coordinator(
             opened,
             made,
-            backend,
             deliver,
             clock=clock,
             randomness=randomness,

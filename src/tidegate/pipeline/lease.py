@@ -24,7 +24,6 @@ from tidegate.errors import ConflictError, FencedError, TidegateError
 from tidegate.pipeline.checkpoint import Records
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
-from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.commits import Lease, read_lease
 
 PAUSE_MS: Final = 100
@@ -35,7 +34,6 @@ class AppLease:
 
     def __init__(
         self,
-        backend: StorageBackend,
         records: Records,
         *,
         clock: Clock,
@@ -45,12 +43,13 @@ class AppLease:
         in_use: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`in_use` names a resource that another process has open and a run of this app needs, or None."""
-        self._backend = backend
         self._records = records
         self._clock = clock
         self._lease_ms = lease_ms
         self._lock = threading.Lock()
-        self._lease = Lease(backend, records.lease_name, clock=clock, randomness=randomness, ttl_ms=lease_ms)
+        self._lease = Lease(
+            records.backend, records.lease_name, clock=clock, randomness=randomness, ttl_ms=lease_ms
+        )
         self._lost: TidegateError | None = None
         self._await_overdue_owner(in_use)
         made = [] if records.newest() is None else [records.newest_sound()[0].generation]
@@ -107,7 +106,7 @@ class AppLease:
         """After a commit was created: `FencedError` unless the backend still has the lease as ours."""
         with self._lock:
             self._raise_lost()
-            found = read_lease(self._backend, self._records.lease_name)
+            found = read_lease(self._records.backend, self._records.lease_name)
         if found is None or found[0].epoch != self.number:
             raise self._fenced()
 

@@ -34,12 +34,8 @@ def storage_task(app: str, flow: str, task: int) -> str:
     return f"{component(app)}/{component(flow)}/{task}"
 
 
-def parcel_folder(app: str, flow: str, task: int) -> str:
-    return f"apps/{component(app)}/parcels/{component(flow)}/{task}"
-
-
 def parcel_name(app: str, flow: str, task: int, round: int, unique: str) -> str:
-    return f"{parcel_folder(app, flow, task)}/{round:010d}-{unique}"
+    return f"apps/{component(app)}/parcels/{component(flow)}/{task}/{round:010d}-{unique}"
 
 
 def letters_name(app: str, flow: str, partition: int, start: int, unique: str) -> str:

@@ -104,19 +104,12 @@ class RunSettings:
             )
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
-        for name in (
-            "trigger_ms",
-            "idle_after_ms",
-            "collect_every_ms",
-            "patience_ms",
-            "stop_within_ms",
-        ):
-            if (getattr(self, name) or 0) < 0:
-                raise InvalidError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidError(f"{name} is {value}; it must be at least 1")
+        not_negative = ("trigger_ms", "idle_after_ms", "collect_every_ms", "patience_ms", "stop_within_ms")
+        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts")
+        for name in (*not_negative, *positive):
+            value, least = getattr(self, name), int(name in positive)
+            if value is not None and value < least:
+                raise InvalidError(f"{name} is {value}; it must be {'at least 1' if least else '0 or more'}")
         if self.lease_ms < LEAST_LEASE_MS:
             raise InvalidError(
                 f"lease_ms is {self.lease_ms}; it must be at least {LEAST_LEASE_MS}, or it cannot be renewed in "

@@ -187,16 +187,6 @@ def source_tolerance(log: Any, flow: Flow, partition: int) -> Tolerance:
     return tolerance_of(log, flow.source.topic, partition)
 
 
-def rules_for(step: Validate, tolerance: Tolerance, *, is_cut: bool) -> ValidationRules:
-    """Return the validation rules of the partition; `is_cut`: reading may begin in the middle of a producer's chain."""
-    return ValidationRules(
-        during_push=policy_of(step.during_push),
-        otherwise=policy_of(step.on_error),
-        tolerance=tolerance,
-        head_may_be_gone=is_cut,
-    )
-
-
 def has_headers(records: pa.RecordBatch) -> bool:
     """Whether any record has headers."""
     column = records.column("headers")
@@ -284,7 +274,11 @@ class Reading:
         parts.stages.look_up(order.lookups)
         self._is_cut = state.is_cut or (state.next_offset < 0 and order.start > 0)
         step = next((each for each in flow.steps if isinstance(each, Validate)), None)
-        rules = None if step is None else rules_for(step, parts.tolerance, is_cut=self._is_cut)
+        rules = None
+        if step is not None:
+            during_push, otherwise = policy_of(step.during_push), policy_of(step.on_error)
+            # a cut: reading may begin in the middle of a producer's chain
+            rules = ValidationRules(during_push, otherwise, parts.tolerance, head_may_be_gone=self._is_cut)
         self._validation = SourceValidation(
             step,
             flow.source.topic,

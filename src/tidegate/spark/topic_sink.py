@@ -30,6 +30,7 @@ Thread rule: one holder of a sender's lock at a time.
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -330,10 +331,8 @@ class Outbox:
         return found
 
 
-class _Sink:
+class _Sink(io.RawIOBase):
     """A file that Arrow can write to, and its checksum."""
-
-    closed = False
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -349,10 +348,6 @@ class _Sink:
 
     def writable(self) -> bool:
         return True
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _crc_of(content: pa.Buffer) -> int:
