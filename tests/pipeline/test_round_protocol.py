@@ -325,7 +325,7 @@ def made_coordinator(
         metrics=Metrics(),
         settings=settings,
     )
-    coordinator._collector = ModelCollector(records, clock=clock, grace_ms=1000, every_ms=10**9)
+    coordinator.collector = ModelCollector(records, clock=clock, grace_ms=1000, every_ms=10**9)
     return coordinator
 
 
@@ -341,7 +341,7 @@ def finish(coordinator: Coordinator, *, collecting_too: bool = False, patient: b
                 raise
             continue
         if collecting_too:
-            coordinator.collect()
+            coordinator.collector.run()
         if outcome.kind == "rest" and outcome.lag_records == 0:
             return
     raise AssertionError("it never came to rest")

@@ -177,7 +177,7 @@ class Coordinator:
         self._topic_ids: dict[str, str] = {}
         self._opened = opened
         self._records = opened.records
-        self._generation = opened.generation
+        self.generation = opened.generation
         self._engine = engine
         self._deliver = deliver
         self._clock = clock
@@ -192,7 +192,7 @@ class Coordinator:
         self._sizes = RoundSizes(
             fixed=settings.round_records, first=settings.first_round_records, target_ms=settings.target_ms
         )
-        self._collector = Collector(
+        self.collector = Collector(
             opened.records, clock=clock, grace_ms=settings.grace_ms, every_ms=settings.collect_every_ms
         )
         self._metrics = RoundMetrics(metrics, opened.setup.app, opened.flows)
@@ -200,15 +200,10 @@ class Coordinator:
         self._seen_ms: dict[tuple[str, int], int] = {}  # when a source last had records, in monotonic time
         self._delivered = False  # whether the newest commit's parcels are known to be in the log
         self._given_up = 0  # rounds in a row
-        self._tries_again = True
+        self.tries_again = True  # rounds that fail because something is unavailable; set from any thread
         self._is_first = True  # whether an earlier coordinator may have left a plan
         sizes = [opened.heads.bytes_per_record(topic, count) for topic, count in self._topics.items()]
         self._sizes.begin_with(max((size for size in sizes if size is not None), default=None))
-
-    @property
-    def took_over(self) -> bool:
-        """Whether the previous process did not release the app."""
-        return self._generation.was_left
 
     @property
     def lookup_lags(self) -> dict[str, int]:
@@ -229,11 +224,11 @@ class Coordinator:
             raise
         except TidegateError:
             # A fenced coordinator may find objects rightly removed: report the fencing then.
-            self._generation.check()
+            self.generation.check()
             raise
 
     def _step(self, targets: Targets | None, closing: bool) -> StepOutcome:
-        self._generation.keep()
+        self.generation.keep()
         self._look(targets)
         found = self._records.load_plan(self.commit.round + 1) if self._is_first else None
         waiting: tuple[str, ...] = ()
@@ -242,7 +237,7 @@ class Coordinator:
             if isinstance(planned, Rest):
                 delivered = self.deliver_outstanding()
                 self._tell()
-                self._collector.step()
+                self.collector.step()
                 return StepOutcome(
                     "rest", planned.lag_records, planned.until_ms, planned.waiting_for, delivered=delivered
                 )
@@ -287,7 +282,7 @@ class Coordinator:
             return self._give_up(
                 plan, digest, "a topic that it reads was deleted and created again meanwhile"
             )
-        self._generation.keep()  # a round that took long may have been fenced
+        self.generation.keep()  # a round that took long may have been fenced
         before = self.commit
         self._take(self._committed(plan, digest, result))
         self._delivered = not self.commit.deliveries
@@ -299,10 +294,10 @@ class Coordinator:
         self._sizes.note(sum(records.values()), took_ms)
         now_ms = self._clock.monotonic_ms()
         self._seen_ms |= {(each.flow, each.partition): now_ms for each in result.sources if each.records}
-        self._collector.superseded(before, self.commit)
+        self.collector.superseded(before, self.commit)
         self._metrics.round(result, self.commit, took_ms)
         self._tell()
-        self._collector.step()
+        self.collector.step()
         lag = lag_of(self.flows, self.commit, self.heads)
         timings: Counter[str] = Counter()
         for task in result.tasks:
@@ -317,22 +312,6 @@ class Coordinator:
             self._deliver(in_order(self.commit.deliveries))
         self._delivered = True
         return bool(self.commit.deliveries)
-
-    def collect(self) -> None:
-        """Run a whole pass of garbage collection now."""
-        self._collector.run()
-
-    def finish_collecting(self) -> None:
-        """At the end of a run: remove unneeded objects, for a bounded time."""
-        self._collector.finish()
-
-    def try_no_more(self) -> None:
-        """Stop retrying rounds that fail because something is unavailable; from any thread."""
-        self._tries_again = False
-
-    def give_app_up(self) -> None:
-        """Release the app for the next run, from any thread; nothing more is committed here."""
-        self._generation.give_up()
 
     def ends_now(self) -> dict[tuple[str, int], int]:
         """Return the current log end offsets of the sources, as targets for catching up.
@@ -393,7 +372,7 @@ class Coordinator:
             base=self._digest,
             heads=self.heads,
             watch=watch,
-            generation=self._generation.number,
+            generation=self.generation.number,
             size=self._sizes.records,
             on_loss=self._settings.on_loss,
             closing=closing,
@@ -413,7 +392,7 @@ class Coordinator:
         return RoundOrder(
             app=plan.app,
             round=plan.round,
-            generation=self._generation.number,
+            generation=self.generation.number,
             tick=plan.tick,
             sources=tuple(
                 SourceOrder(
@@ -463,14 +442,14 @@ class Coordinator:
         if not order.sources and not order.tasks:
             return order, RoundResult((), ())  # the plan only takes partitions out, or records a loss
         for attempt in range(self._settings.attempts):
-            self._generation.keep()
+            self.generation.keep()
             try:
                 return self._run(order)
             except UnavailableError:
                 if attempt + 1 == self._settings.attempts:
                     raise
                 self._clock.sleep_ms(RETRY_MS << attempt)
-                if not self._tries_again:
+                if not self.tries_again:
                     raise
         raise InternalError("a round was attempted no times")
 
@@ -483,7 +462,7 @@ class Coordinator:
             }
             if not bad:
                 return order, result
-            self._generation.keep()
+            self.generation.keep()
             order = self._without(order, bad)
 
     def _without(self, order: RoundOrder, bad: Mapping[tuple[str, int, int], BadRecord]) -> RoundOrder:
@@ -544,7 +523,7 @@ class Coordinator:
             self.flows,
             states=states,
             end_of=self._end_of,
-            generation=self._generation.number,
+            generation=self.generation.number,
             now_ms=self._clock.now_ms(),
             limits=self._limits,
         )
@@ -567,7 +546,7 @@ class Coordinator:
                 reason="rounds_given_up",
             ) from error
         self.deliver_outstanding()
-        number, now_ms = self._generation.number, self._clock.now_ms()
+        number, now_ms = self.generation.number, self._clock.now_ms()
         void = void_of(plan, digest, self.commit, generation=number, now_ms=now_ms)
         self._take(self._records.put_commit(void))
         self._delivered = self.commit.change != "" or not self.commit.deliveries
@@ -576,7 +555,7 @@ class Coordinator:
 
     def _take(self, made: tuple[CommitRecord, bytes]) -> None:
         """Continue from a commit: ours, or another coordinator's of the same plan (M3)."""
-        self._generation.check()
+        self.generation.check()
         self.commit, self._digest = made
         self._is_first = False
 

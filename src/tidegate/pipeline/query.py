@@ -275,7 +275,7 @@ class Run:
 
     def stop(self) -> None:
         """Ask the run to end after its current round; `wait` for it. A failing round is not retried."""
-        self._coordinator.try_no_more()
+        self._coordinator.tries_again = False
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -292,7 +292,7 @@ class Run:
         """Release the app at once: the next run can begin, and the current round is not committed."""
         self.stop()
         if not self._ended.is_set():
-            self._coordinator.give_app_up()
+            self._coordinator.generation.give_up()
             self._engine.cancel()
 
     def join(self, timeout: int | DurationLike | None = None) -> None:
@@ -389,9 +389,9 @@ class Run:
                     raise
                 except TidegateError:  # runs that fail again and again must not fill the disk
                     with suppress(TidegateError):
-                        self._coordinator.finish_collecting()
+                        self._coordinator.collector.finish()
                     raise
-                self._coordinator.finish_collecting()
+                self._coordinator.collector.finish()
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits is told
             self._error = error
         progress = self._tracker.ended(caught_up)
@@ -427,7 +427,7 @@ class Run:
                 outcome = self._stepped(targets, closing)
             except (ConflictError, UnavailableError) as error:
                 if isinstance(error, ConflictError):
-                    if not self._coordinator.took_over:
+                    if not self._coordinator.generation.was_left:
                         raise
                     reached_ms = (
                         reached_ms or began_ms
