@@ -11,8 +11,10 @@ from streams_fixtures import load_fixture
 
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, OverloadError
-from tidegate.storage import Count, StorageConfig, WorkerStorageRuntime
+from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import NO_TIME, EventBatch
 from tidegate.windows.keys import KeyFormat, decode_keys
 from tidegate.windows.kinds import Hopping, Tumbling
@@ -32,7 +34,13 @@ class Worker:
 
     def __init__(self, kind: Any, emit: str = "update", **options: Any) -> None:
         self.made = lambda: WindowOperator(
-            self.runtime, "task", "windows", kind, [Count("n")], emit=emit, **options
+            self.runtime,
+            "task",
+            "windows",
+            kind,
+            resolve({"n": agg.count()}, pa.schema([])),
+            emit=emit,
+            **options,
         )
         self.backend, self.offset = MemoryBackend(), 0
         self.runtime = WorkerStorageRuntime.open(

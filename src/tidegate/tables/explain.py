@@ -1,19 +1,10 @@
 """Explain a window's value: the topic's records that set it, those that were left out, and those not read yet.
 
-The table keeps for each window the offset that set its value, and for each cell of time the range of offsets with
-its records (`snapshot.OffsetCells`). The rest is read again: the offsets of the window's cell, and a few of those
-that the table has not read yet. So an explanation reads a part of the topic, and is as complete as that part still
-is: records that aged out or were compacted away are reported as gone. For plain keys, which have no time to search
-by, only the record that set the value is read again.
-
-| outcome | the record |
-|---|---|
-| current | set the value the table has now |
-| replaced | was overwritten by a later one |
-| deletion | has no value: it removed the window |
-| expired | arrived when its window was beyond the retention, and was not stored |
-| unreadable | could not be read, and was set aside with the reason |
-| waiting | is in the topic, and not in the table yet |
+The table keeps for each window the offset that set its value, and for each cell of time the range of offsets with its
+records (`snapshot.OffsetCells`). The rest is read again: the offsets of the window's cell, and a few of those that
+the table has not read yet. Records that aged out or were compacted away are reported as gone. For plain keys, which
+have no time to search by, only the record that set the value is read again. Outcomes of a record: `current`,
+`replaced`, `deletion`, `expired`, `unreadable` (a dead letter), `waiting` (not in the table yet).
 
 Thread rule: pure functions, except for reading the log.
 """

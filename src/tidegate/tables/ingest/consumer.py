@@ -1,21 +1,12 @@
 """The consuming stage of a builder: reads a table's topic into a bounded buffer for the draining stage.
 
-Buffer, bounded in bytes:
-
 B1  waiting bytes never exceed the limit, except for a single larger piece.
-B2  nothing is lost: a piece is refused (False) or accepted, and pieces leave in the order they were added.
-B3  closing wakes both sides; waiting pieces can still be taken out.
-
-Reading positions:
-
+B2  a piece is refused (False) or accepted, and pieces leave in the order they were added, also after closing.
 T1  reading starts exactly at the committed position. If offsets from there on have aged out, continuing at the first
     that exists is reported (a warning, a count), or refused with `on_gap="fail"`; it is never silent.
 T2  offsets without records (transaction markers, compacted tails) move the position too, as pieces without records.
 
-Thread rules:
-
-- buffer: one thread puts, one takes.
-- consuming: the consuming thread's; `end_offsets` from any.
+Thread rules: one thread puts, which is the consuming one, and one takes; `end_offsets` from any.
 """
 
 from __future__ import annotations

@@ -1,47 +1,17 @@
-"""JSON values one at a time, exactly: declared fields, values, texts and objects.
+"""JSON values exactly: declared fields, single values, columns of texts, and columns written as objects.
 
-Rows that the kernel does not read are read here one at a time: slow, and exact.
-
-The standard library's parser reads the text; numbers stay the text they are until the declared type is known, so
-nothing is rounded on the way. A field that occurs twice has its last value, as in every common parser; `NaN` and
-`Infinity` are not JSON; half a surrogate pair is no text; undeclared names are ignored.
-
-`Refused` carries why a row is bad, in words.
-
-Declarations name fields and their Arrow types:
-
-| written | Arrow type | JSON it is read from |
+| declared | Arrow type | JSON it is read from |
 |---|---|---|
-| `string` | string | a string |
-| `int`, `long`, `int32`, `uint8`, … | that integer | a number in range, without fraction and exponent |
-| `double`, `float64` | double | any number that a double can hold; the nearest double |
-| `bool` | bool | true, false |
+| `string`, `bool`, `int`, `int32`, `uint8`, … | that type | a string; true, false; a whole number in range |
+| `double` | double | any number that a double can hold; the nearest double |
 | `decimal(18,2)` | decimal128 | a number, or a string that is one; refused if it has more places |
 | `timestamp`, `timestamp[us]` | in UTC | an ISO 8601 string with its offset, or a whole number in the type's unit |
 | `date` | date32 | a string like 2026-01-31 |
-| `list<…>`, `struct<a: …, b: …>` | list, struct | the same inside |
-| an Arrow type or field, `field("double", optional=True)` | itself | as above |
+| `list<…>`, `struct<a: …>`, an Arrow type or field | the same | the same inside |
 
-ISO 8601 is read as Python, Java and JavaScript write it: `T` or a blank, seconds and fraction or none, `Z`,
-`+02:00`, `+0200`, `+02`, and the name of a zone in brackets behind the offset, which changes nothing. Digits of a
-fraction beyond the type's unit are cut off. A time without an offset could be in any zone, and is refused; declared
-as `pa.timestamp("ms")` it is taken for UTC. `timestamp` counts milliseconds.
-
-`"string not null"`, or an Arrow field that is not nullable, refuses null and absent; everything else may be null.
-Values only.
-
-A column of JSON texts, one value each, to one typed Arrow column: decimals, moments, lists and structs.
-
-Arrow converts whole columns where its rules are ours; where it refuses a column, or might read some text more
-generously than declared, the values are read one by one (`json_values`). Texts come from the kernel, so each one is
-valid JSON. A row that is not as declared becomes null, with a reason.
-
-Columns to JSON objects: numbers by a kernel, everything else as texts that Arrow makes, one pass over all rows.
-
-Whole numbers and doubles are most of what results consist of, and the kernel writes them straight into the objects.
-Doubles that it does not write (`kernels/json_rows`) and columns of other types come as texts.
-
-Thread rule: pure functions.
+Numbers stay text until the declared type is known, so nothing is rounded on the way. A time without an offset is
+refused, except for `pa.timestamp("ms")`; digits beyond the unit are cut off. `NaN` is not JSON, half a surrogate pair
+is no text, undeclared names are ignored; `"… not null"` refuses null and absent. `Refused` says why a row is bad.
 """
 
 from __future__ import annotations
@@ -155,8 +125,8 @@ def _checked(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
     if pa.types.is_list(kind):
         _checked(name, kind.value_type, depth + 1)
     elif pa.types.is_struct(kind):
-        for index in range(kind.num_fields):
-            _checked(name, kind.field(index).type, depth + 1)
+        for member in kind:
+            _checked(name, member.type, depth + 1)
     elif pa.types.is_float32(kind) or pa.types.is_float16(kind):
         raise InvalidError(
             f"field {name!r}: numbers would be rounded twice on their way to {kind}; use double"
@@ -320,8 +290,7 @@ def _list(value: Any, kind: pa.DataType, where: str) -> list[Any]:
 def _struct(value: Any, kind: pa.DataType, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _other(value, kind, where)
-    fields = [kind.field(index) for index in range(kind.num_fields)]
-    return {one.name: convert(value.get(one.name), one, f"{where}.{one.name}") for one in fields}
+    return {one.name: convert(value.get(one.name), one, f"{where}.{one.name}") for one in kind}
 
 
 _READERS: Final[list[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.DataType, str], Any]]]] = [
@@ -353,7 +322,7 @@ def _has_moment(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return _has_moment(kind.value_type)
     if pa.types.is_struct(kind):
-        return any(_has_moment(kind.field(index).type) for index in range(kind.num_fields))
+        return any(_has_moment(one.type) for one in kind)
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
 
 
@@ -361,8 +330,7 @@ def _with_numbers(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_with_numbers(kind.value_type))
     if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.struct([pa.field(one.name, _with_numbers(one.type), one.nullable) for one in fields])
+        return pa.struct([pa.field(one.name, _with_numbers(one.type), one.nullable) for one in kind])
     if pa.types.is_timestamp(kind):
         return pa.int64()
     return pa.int32() if pa.types.is_date32(kind) else kind
@@ -442,8 +410,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return kind.value_field.nullable and _is_plain(kind.value_type)
     if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return all(one.nullable and _is_plain(one.type) for one in fields)
+        return all(one.nullable and _is_plain(one.type) for one in kind)
     return kind in _NESTED_LEAVES
 
 

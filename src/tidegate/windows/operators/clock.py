@@ -1,24 +1,12 @@
 """An operator's clocks, and the progress that its checkpoint keeps.
 
 *Stream time* of a partition is the largest event time of its records so far. The *floor* is the least stream time of
-all partitions that are not idle: windows that ended before it (less grace) are final for every one of them. It never
-decreases; a partition that resumes below it is judged by it.
+all partitions that are not idle: windows that ended before it (less grace) are final. It never decreases; a partition
+that resumes below it is judged by it. Partitions named at the start hold the floor back until their first record.
 
-Partitions that are known from the start are named when the clocks are made, and hold the floor back until their
-first record; others join with it.
-
-A partition without records for `idle_ms` of the rounds' time no longer holds the floor back. When all are silent
-that long, the floor follows the wall clock: the last windows of a stream that ended close when their end and grace
-have passed by the wall clock, too.
-
-The end of the input makes every window final: from then on no record is in time. It is no stream time: how long rows
-are kept is counted from the floor before it (`open_floor`), so it drops nothing and shows nothing again.
-
-Progress consists of the clocks, what was emitted as final, and the counters, as MessagePack after a version:
-
-    version u8 (1) | MessagePack array of the fields below, in their order
-
-Storage keeps these bytes as a named value of the task's `StateHandle`, under the name of the operator's store.
+A partition without records for `idle_ms` of the rounds' time no longer holds the floor back. When all are silent that
+long, the floor follows the wall clock. The end of the input makes every window final; it is no stream time: how long
+rows are kept is counted from the floor before it (`open_floor`).
 
 Thread rule: one operator, one thread.
 """
