@@ -142,7 +142,7 @@ def main() -> None:
     few = events(3, 3_600_000, key_count=100)
     costs = {}
     for advance in ("5m", "10s"):
-        costs[advance] = nanoseconds(few, Hopping("1h", duration_ms(advance), grace="1m"), "close", 1)
+        costs[advance] = nanoseconds(few, Hopping("1h", advance, grace="1m"), "close", 1)
         panes = 3_600_000 // duration_ms(advance)
         report.figure(
             f"100 keys, hopping 1h by {advance} ({panes} panes a window), emit on close",

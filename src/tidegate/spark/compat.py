@@ -14,6 +14,8 @@ Thread rule: a `Slots` belongs to the thread that runs rounds; the functions may
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -97,16 +99,30 @@ VARIABLE: Final = "TIDEGATE_SLOT"
 SlotFunction = Callable[[int, Iterable[Any]], Iterable[bytes]]
 
 
-class Slots:
-    """Runs functions on the slots of one app; `owner` separates its processes from those of other apps of the
-    session."""
+_in_use: set[int] = set()
+_in_use_lock = threading.Lock()
 
-    def __init__(self, context: SparkContext, count: int, owner: str) -> None:
+
+class Slots:
+    """Runs functions on the slots of one app, in processes that no other running app of the session uses.
+
+    A run gets the lowest number that no other run has, and its processes are named by it. A later run with the same
+    number uses them again: they have loaded what a task needs, which takes a second or two.
+    """
+
+    def __init__(self, context: SparkContext, count: int) -> None:
         self.count = count
-        self._owner = owner
+        with _in_use_lock:
+            self._number = next(number for number in itertools.count() if number not in _in_use)
+            _in_use.add(self._number)
         self._context = context
         self._nothing = context.parallelize([b""], 1)  # one row makes one task; created once
         _ = self._nothing._jrdd
+
+    def free(self) -> None:
+        """Leave the processes to the next run; not to be called while a task may still be running in one."""
+        with _in_use_lock:
+            _in_use.discard(self._number)
 
     def on_each(self, functions: Mapping[int, SlotFunction]) -> RDD[bytes]:
         """Run each slot's function, without input."""
@@ -136,7 +152,7 @@ class Slots:
         """Return a copy of the context with one more environment variable, which shares everything else."""
         view = object.__new__(type(self._context))
         view.__dict__.update(self._context.__dict__)
-        view.environment = self._context.environment | {VARIABLE: f"{self._owner}/{slot}"}
+        view.environment = self._context.environment | {VARIABLE: f"{self._number}/{slot}"}
         return view
 
     def _union(self, parts: list[RDD[bytes]]) -> RDD[bytes]:

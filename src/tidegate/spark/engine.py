@@ -56,12 +56,13 @@ class SparkEngine:
         self._places = places(setup, self.slots)
         self._setup = pickled(setup)
         self._digest = hashlib.sha256(self._setup).hexdigest()
-        self._slots = Slots(self._context, self.slots, f"{setup.app}/{self._digest[:16]}")
+        self._slots = Slots(self._context, self.slots)
         self._beside = -(-self.slots // executors(self._context))  # processes on one machine
         self._exchange = exchange_folder(self._context) if self._rekeyed else None
         self._guard = threading.Lock()
         self._group: str | None = None  # of the running job
         self._closed = False
+        self._cancelled = False  # a job ended early, and its tasks may still be running
         self.outcomes: tuple[Outcome, ...] = ()  # of the last round, for display
 
     def place(self, flow: str, task: int) -> int:
@@ -94,12 +95,16 @@ class SparkEngine:
         with self._guard:
             group = self._group
         if group is not None:
+            self._cancelled = True
             self._context.cancelJobGroup(group)
 
     def close(self) -> None:
-        """Mark the engine closed. Processes end by themselves after a minute without work."""
-        self._closed = True
+        """Mark the engine closed. Its processes serve the next run, or end after a minute without work."""
+        with self._guard:
+            was_closed, self._closed = self._closed, True
         self.cancel()
+        if not was_closed and not self._cancelled:
+            self._slots.free()
 
     # -- one job -------------------------------------------------------------------------------------
 
@@ -149,6 +154,7 @@ class SparkEngine:
         try:
             yield
         except BaseException:
+            self._cancelled = True
             self._context.cancelJobGroup(group)
             raise
         finally:
