@@ -284,12 +284,11 @@ def test_on_close_kafka_streams_reads_a_millisecond_further_back(
 
 def test_progress_of_another_format_or_damaged_is_refused() -> None:
     progress = Progress(Clocks([0], [5], [1], [False], 5), 7, {"records": 3}, {0: 12})
-    assert encode(decode(encode(progress))) == encode(progress)
-    assert decode(b"").closed == NO_TIME
+    assert encode(decode(encode(progress), Progress)) == encode(progress)
     with pytest.raises(CorruptError, match="format 9"):
-        decode(b"\x09" + encode(progress)[1:])
+        decode(b"\x09" + encode(progress)[1:], Progress)
     with pytest.raises(CorruptError, match="cannot be read"):
-        decode(encode(progress)[:-3])
+        decode(encode(progress)[:-3], Progress)
 
 
 def test_a_batch_that_storage_has_no_room_for_can_be_given_again() -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import OffsetOutOfRangeError
-from tidegate.tables.options import TableRules, TableShape
+from tidegate.tables.options import TableRules
 from tidegate.tables.queries import rows_of_keys
 from tidegate.tables.rows import Row, Rows, StoredForm, window_of
 from tidegate.tables.snapshot import Cell, PartitionState, TableSource
@@ -138,10 +138,13 @@ def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Exp
     """Look up the window, and read the records again that may belong to it."""
     rules = source.rules
     shape = rules.shape
-    found = list(_present(source, key, ts, seq))
+    rows = rows_of_keys(source, pa.array([key], pa.binary()), ts, ts)
+    batches = [batch.filter(pc.equal(batch.column("seq"), seq)) for batch in rows]
+    found = list(Rows.of(batches, StoredForm(rules)))
     contributions: list[Contribution] = []
     reaches: list[Reach] = []
-    wanted = _raw_key(shape, key, ts, seq)
+    window = window_of(shape, ts, seq)
+    wanted = key if window is None else encode_key(key, window, KeyFormat(shape.key_format)) or b""
     letters = _letters(source, wanted)
     for state in source.partitions:
         row = next((row for row in found if row.partition == state.partition), None)
@@ -156,26 +159,13 @@ def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Exp
     )
     return Explanation(
         key=rules.key.decode(key),
-        window=window_of(shape, ts, seq),
+        window=window,
         value=None if latest is None else latest.value,
         is_expired=shape.is_windowed and all(ts < state.readable_from for state in source.partitions),
         contributions=tuple(contributions),
         reach=tuple(reaches),
         current=current,
     )
-
-
-def _present(source: TableSource, key: bytes, ts: int, seq: int) -> Rows:
-    found = rows_of_keys(source, pa.array([key], pa.binary()), ts, ts)
-    batches = [batch.filter(pc.equal(batch.column("seq"), seq)) for batch in found]
-    return Rows.of(batches, StoredForm(source.rules))
-
-
-def _raw_key(shape: TableShape, key: bytes, ts: int, seq: int) -> bytes:
-    window = window_of(shape, ts, seq)
-    if window is None:
-        return key
-    return encode_key(key, window, KeyFormat(shape.key_format)) or b""
 
 
 def _cell(state: PartitionState, ts: int, row: Row | None) -> Cell | None:
@@ -261,14 +251,11 @@ class _Reading:
             outcome, reason = "expired", "it came when the window lay beyond the retention"
         else:
             outcome = "deletion" if raw is None else "replaced"
-        return Contribution(self._number, offset, timestamp, outcome, _readable(self._rules, raw), reason)
+        decoded = self._rules.value.decode_column(pa.array([raw], pa.binary()))
+        value = raw if len(decoded.bad_rows) else decoded.values[0].as_py()
+        return Contribution(self._number, offset, timestamp, outcome, value, reason)
 
     def _bounds(self) -> tuple[int, int]:
         topic, isolation = self._rules.shape.topic, self._rules.consumed.isolation
         with self._log.reader(topic, [self._number], start="earliest", isolation=isolation) as reader:
             return reader.positions()[self._number], reader.end_offsets()[self._number]
-
-
-def _readable(rules: TableRules, raw: bytes | None) -> Any:
-    decoded = rules.value.decode_column(pa.array([raw], pa.binary()))
-    return raw if len(decoded.bad_rows) else decoded.values[0].as_py()

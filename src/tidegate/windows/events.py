@@ -110,6 +110,14 @@ def weights(events: EventBatch) -> Int64s:
     return np.ones(len(events), np.int64) if events.changes is None else events.changes.weight
 
 
+def only_column(values: pa.RecordBatch, name: str) -> pa.Array:
+    """Return the user's column of this name; `InvalidError` if there is none, or several."""
+    place = values.schema.get_field_index(name)
+    if place < 0:
+        raise InvalidError(f"no single column {name!r} among the values {values.schema.names}")
+    return values.column(place)
+
+
 def no_events(values: pa.Schema) -> EventBatch:
     """Return an empty batch with these columns."""
     none = np.empty(0, np.int64)

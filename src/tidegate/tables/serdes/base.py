@@ -123,7 +123,10 @@ class String:
         try:
             return None if raw is None else raw.decode()
         except UnicodeDecodeError as error:
-            raise CorruptError(_not_text(raw or b"", error), kafka_name=None) from None
+            bad, size = (raw or b"")[error.start], len(raw or b"")
+            raise CorruptError(
+                f"not UTF-8 text: byte {error.start} of {size} is {bad:#04x}", kafka_name=None
+            ) from None
 
     def encode_column(self, values: pa.Array) -> pa.BinaryArray:
         if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
@@ -275,10 +278,6 @@ def key_of_text(serde: Serde[Any], written: str) -> Any:
 
 def _wrong(name: str, value: object) -> TypeError:
     return TypeError(f"serde {name} does not write a {type(value).__name__}")
-
-
-def _not_text(raw: bytes, error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 text: byte {error.start} of {len(raw)} is {raw[error.start]:#04x}"
 
 
 # --- windowed

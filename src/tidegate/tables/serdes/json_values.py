@@ -20,7 +20,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -450,94 +450,69 @@ Int64s = npt.NDArray[np.int64]
 _LEAST = -(2**63)
 
 
-class _Fields:
-    """The kernel's arguments, collected field by field."""
+class _Column(NamedTuple):
+    """One column as the kernel takes it: `numbers` (with powers of ten), texts, or both."""
 
-    def __init__(self, rows: int, texts: Texts) -> None:
-        self._rows, self._texts = rows, texts
-        self.names: list[bytes] = []
-        self.kinds: list[int] = []
-        self.slots: list[int] = []
-        self.cursors: list[int] = []
-        self.numbers: list[Int64s] = []
-        self.powers: list[Bytes] = []
-        self.valid: list[Bytes] = []
-        self.pieces: list[pa.StringArray] = []
-        self.text_count = 0
+    kind: int
+    valid: Bytes
+    numbers: Int64s | None
+    powers: Bytes | None
+    texts: pa.StringArray | None
 
-    def add(self, name: str, column: pa.Array) -> None:
-        opening = "{" if not self.names else ","
-        self.names.append((opening + json.dumps(name, ensure_ascii=False) + ":").encode())
-        self.valid.append(present_rows(column).view(np.uint8))
-        if pa.types.is_integer(column.type) and column.type != pa.uint64():
-            numbers = _filled(column.cast(pa.int64()), 0)
-            if not len(numbers) or int(numbers.min()) > _LEAST:
-                self._put(kernel.INTEGER, numbers, np.zeros(0, np.uint8), None)
-                return
-        elif pa.types.is_floating(column.type):
-            self._add_doubles(name, column.cast(pa.float64()))
-            return
-        self._put(kernel.TEXTS, np.zeros(0, np.int64), np.zeros(0, np.uint8), self._texts(column, name))
 
-    def _add_doubles(self, name: str, column: pa.Array) -> None:
-        values = _filled(column, 0.0)
-        numbers, powers = np.empty(self._rows, np.int64), np.empty(self._rows, np.uint8)
-        texts = None
-        if kernel.find_decimals(values, kernel.TENS, numbers, powers):
-            rows = np.flatnonzero(powers == kernel.NO_POWER)
-            texts = self._texts(column.take(pa.array(rows)), name)
-        self._put(kernel.DECIMAL, numbers, powers, texts)
-
-    def _put(self, kind: int, numbers: Int64s, powers: Bytes, texts: pa.StringArray | None) -> None:
-        self.kinds.append(kind)
-        self.slots.append(len(self.numbers))
-        self.cursors.append(self.text_count)
-        if kind != kernel.TEXTS:
-            self.numbers.append(numbers)
-            self.powers.append(powers if len(powers) else np.zeros(self._rows, np.uint8))
-        if texts is not None:
-            self.pieces.append(texts)
-            self.text_count += len(texts)
+def _column(name: str, column: pa.Array, texts: Texts) -> _Column:
+    valid = present_rows(column).view(np.uint8)
+    if pa.types.is_integer(column.type) and column.type != pa.uint64():
+        numbers = _filled(column.cast(pa.int64()), 0)
+        if not len(numbers) or int(numbers.min()) > _LEAST:
+            return _Column(kernel.INTEGER, valid, numbers, np.zeros(len(column), np.uint8), None)
+    elif pa.types.is_floating(column.type):
+        column = column.cast(pa.float64())
+        numbers, powers = np.empty(len(column), np.int64), np.empty(len(column), np.uint8)
+        others = None
+        if kernel.find_decimals(_filled(column, 0.0), kernel.TENS, numbers, powers):
+            others = texts(column.take(pa.array(np.flatnonzero(powers == kernel.NO_POWER))), name)
+        return _Column(kernel.DECIMAL, valid, numbers, powers, others)
+    return _Column(kernel.TEXTS, valid, None, None, texts(column, name))
 
 
 def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
     """Write one object for each row; `texts` makes the JSON texts of a column, and refuses values without JSON."""
-    rows, made = batch.num_rows, _Fields(batch.num_rows, texts)
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        made.add(field.name, column)
-    column = binary_column(_joined(made.pieces))
-    name_bytes = sum(map(len, made.names))
-    numbers = sum(kind != kernel.TEXTS for kind in made.kinds)
-    room = (
-        rows * (name_bytes + 1 + 4 * len(made.names) + kernel.LONGEST_NUMBER * numbers) + column.total_bytes
-    )
+    rows, schema = batch.num_rows, batch.schema
+    names = [f",{json.dumps(name, ensure_ascii=False)}:".encode() for name in schema.names]
+    names[0] = b"{" + names[0][1:]
+    made = [_column(*each, texts) for each in zip(schema.names, batch.columns, strict=True)]
+    numeric = [each for each in made if each.numbers is not None]
+    pieces = [each.texts for each in made if each.texts is not None]
+    # the texts of a single column are not copied
+    joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces or [pa.array([], pa.string())])
+    text, name_bytes = binary_column(joined), sum(map(len, names))
+    room = rows * (name_bytes + 1 + 4 * len(names) + kernel.LONGEST_NUMBER * len(numeric)) + text.total_bytes
     ends = np.empty(rows + 1, np.int32)
     # From Arrow's pool, whose pages are reused: new pages cost as much as writing into them.
     content = np.frombuffer(pa.allocate_buffer(room_for(room, "a column of JSON")), np.uint8)
     size = kernel.write_json_objects(
         rows,
-        np.frombuffer(b"".join(made.names), np.uint8),
-        np.cumsum([0, *map(len, made.names)], dtype=np.int32),
-        np.array(made.kinds, np.int32),
-        np.array(made.slots, np.int32),
-        _behind(made.numbers, np.int64),
-        _behind(made.powers, np.uint8),
-        _behind(made.valid, np.uint8),
-        column.content,
-        np.ascontiguousarray(column.bounds),
+        np.frombuffer(b"".join(names), np.uint8),
+        np.cumsum([0, *map(len, names)], dtype=np.int32),
+        np.array([each.kind for each in made], np.int32),
+        _starts([int(each.numbers is not None) for each in made], np.int32),
+        _behind([each.numbers for each in numeric], np.int64),
+        _behind([each.powers for each in numeric], np.uint8),
+        _behind([each.valid for each in made], np.uint8),
+        text.content,
+        np.ascontiguousarray(text.bounds),
         kernel.NULL,
-        np.array(made.cursors, np.int64),
+        _starts([0 if each.texts is None else len(each.texts) for each in made], np.int64),
         ends,
         content,
     )
     return make_binary(ends, content[:size], None)
 
 
-def _joined(pieces: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Concatenate the texts of all columns; the texts of a single column are not copied."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+def _starts(sizes: Sequence[int], kind: type[np.generic]) -> npt.NDArray[Any]:
+    """Return where each of consecutive parts begins."""
+    return np.cumsum([0, *sizes[:-1]]).astype(kind)
 
 
 def _filled(column: pa.Array, instead: float) -> npt.NDArray[Any]:
@@ -546,7 +521,7 @@ def _filled(column: pa.Array, instead: float) -> npt.NDArray[Any]:
     return np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
 
 
-def _behind(arrays: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+def _behind(arrays: Sequence[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
     if len(arrays) == 1:
         return np.ascontiguousarray(arrays[0])
     return np.concatenate(arrays) if arrays else np.zeros(0, kind)

@@ -33,7 +33,7 @@ from tidegate.storage.runs.aggregates import Aggregate, input_column, order_keys
 from tidegate.storage.runs.columns import int64_column, words
 from tidegate.windows.aggregates.collections import ApproxCountDistinct, Collect, CountDistinct, TopK
 from tidegate.windows.aggregates.definitions import AggregateDefinition, reducer
-from tidegate.windows.events import NO_TIME, EventBatch, Int64s, weights
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s, only_column, weights
 from tidegate.windows.keys import Int32s
 
 # --- aggregates that can be retracted
@@ -501,18 +501,10 @@ def _input(events: EventBatch, name: str) -> pa.Array:
         return int64_column(np.ascontiguousarray(events.offset))
     if name == WEIGHT:
         return int64_column(np.ascontiguousarray(weights(events)))
-    plain = name.removeprefix(_VALUE)
-    place = events.values.schema.get_field_index(plain)
-    if place < 0:
-        raise InvalidError(f"no single column {plain!r} among the values {events.values.schema.names}")
-    return events.values.column(place)
+    return only_column(events.values, name.removeprefix(_VALUE))
 
 
 Builder: TypeAlias = Callable[[AggregateDefinition, _Columns], Aggregate]
-
-
-def _count(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
-    return Count(columns.name, *columns.inputs)
 
 
 def _ordered(kind: type[Min] | type[Max]) -> Builder:
@@ -523,21 +515,13 @@ def _ordered(kind: type[Min] | type[Max]) -> Builder:
     return build
 
 
-def _collect(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
-    return Collect(*columns.only, POSITION, dict(definition.options)["limit"])
-
-
-def _top_k(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
-    return TopK(*columns.only, dict(definition.options)["k"])
-
-
 def _reduce(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
     made = dict(definition.options)["reducer"]
     return reducer(columns.name, definition.columns, columns.inputs, columns.types, made)
 
 
 _BUILDERS: dict[str, Builder] = {
-    "count": _count,
+    "count": lambda definition, columns: Count(columns.name, *columns.inputs),
     "sum": lambda definition, columns: Sum(*columns.only),
     "mean": lambda definition, columns: Mean(*columns.only),
     "min": _ordered(Min),
@@ -546,8 +530,10 @@ _BUILDERS: dict[str, Builder] = {
     "last": lambda definition, columns: Last(*columns.only, POSITION),
     "count_distinct": lambda definition, columns: CountDistinct(*columns.only),
     "approx_count_distinct": lambda definition, columns: ApproxCountDistinct(*columns.only),
-    "top_k": _top_k,
-    "collect": _collect,
+    "top_k": lambda definition, columns: TopK(*columns.only, dict(definition.options)["k"]),
+    "collect": lambda definition, columns: Collect(
+        *columns.only, POSITION, dict(definition.options)["limit"]
+    ),
     "reduce": _reduce,
 }
 RETRACTABLE: dict[str, Builder] = {

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import InvalidError
 from tidegate.kernels.dedupe import (
     DUPLICATE,
     LATE,
@@ -51,11 +51,11 @@ from tidegate.storage import (
 )
 from tidegate.storage.runs.columns import UInt64s, binary_parts, int64_column, sorted_marks, words
 from tidegate.windows.aggregates.collections import one_of_equals, refuse_incomparable
-from tidegate.windows.events import NO_TIME, EventBatch, Int64s, keep_events, no_events
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s, keep_events, no_events, only_column
 from tidegate.windows.keys import binary_column, make_binary, room_for
 from tidegate.windows.kinds import LATEST, Deduplicate
 from tidegate.windows.operators.base import LateRows, Moment, Output, Places
-from tidegate.windows.operators.clock import OperatorState, Progress, StreamClocks
+from tidegate.windows.operators.clock import OperatorState, Progress, StreamClocks, decode, encode
 from tidegate.windows.operators.late import LATE as LATE_REASON
 from tidegate.windows.operators.late import LateSettings, LateTable
 from tidegate.windows.operators.layout import dedupe_layout
@@ -128,8 +128,6 @@ def _fixed(
 
 # --- state
 
-VERSION = 1
-
 
 class _Extra(msgspec.Struct, array_like=True):
     secret: bytes
@@ -159,23 +157,13 @@ class DedupeState(OperatorState):
 
     def encode_progress(self) -> bytes:
         self.progress.clocks = self.clocks.saved()
-        return bytes([VERSION]) + msgspec.msgpack.encode(_Extra(self.secret, *self._shape, self.progress))
+        return encode(_Extra(self.secret, *self._shape, self.progress))
 
     def roll_back(self, data: bytes) -> None:
         if not data:
             self.progress = Progress()
             return
-        if data[0] != VERSION:
-            raise CorruptError(
-                f"store {self._index.spec.name}: a deduplication's progress has format {data[0]}; this version knows"
-                f" {VERSION}: restore with the version that wrote the checkpoint, or start anew"
-            )
-        try:
-            extra = msgspec.msgpack.decode(data[1:], type=_Extra)
-        except msgspec.MsgspecError as error:
-            raise CorruptError(
-                f"store {self._index.spec.name}: a deduplication's progress cannot be read: {error}"
-            ) from error
+        extra = decode(data, _Extra, f"store {self._index.spec.name}: a deduplication's progress")
         if (extra.columns, extra.types) != self._shape:
             raise InvalidError(
                 f"store {self._index.spec.name}: the checkpoint's ids were made of {extra.columns} {extra.types},"
@@ -293,7 +281,7 @@ class DedupeOperator(TaskOperator):
 
     def _judge(self, batch: EventBatch, moment: Moment) -> _Judged:
         """Return stream time, verdict and identity of every record."""
-        ids = id_column([_column(batch.values, name) for name in self.definition.columns])
+        ids = id_column([only_column(batch.values, name) for name in self.definition.columns])
         has_id = ids.is_valid().to_numpy(zero_copy_only=False) if ids.null_count else None
         counted = batch
         if has_id is not None or batch.key.null_count:
@@ -429,13 +417,6 @@ def _most_alike(numbers: Int64s) -> int:
         return 0
     changes = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1, append=numbers[-1] + 1))
     return int(np.diff(changes).max())
-
-
-def _column(values: pa.RecordBatch, name: str) -> pa.Array:
-    place = values.schema.get_field_index(name)
-    if place < 0:
-        raise InvalidError(f"drop_duplicates: no single column {name!r} among {values.schema.names}")
-    return values.column(place)
 
 
 def _fingerprint_keyless(

@@ -41,7 +41,7 @@ from tidegate.windows.operators.base import (
     no_rows,
     rows_that_fit,
 )
-from tidegate.windows.operators.clock import OperatorState, Stamped, StreamClocks, decode, encode
+from tidegate.windows.operators.clock import OperatorState, Stamped, StreamClocks
 from tidegate.windows.operators.late import FUTURE as FUTURE_REASON
 from tidegate.windows.operators.late import LATE, LateSettings, LateTable
 from tidegate.windows.operators.layout import StateLayout, grown, window_layout
@@ -75,35 +75,6 @@ class FutureGuard:
             raise InvalidError(f"a future guard's policy is 'keep', 'late' or 'drop', not {policy!r}")
         object.__setattr__(self, "ahead_ms", duration_ms(ahead))
         object.__setattr__(self, "policy", policy)
-
-
-class WindowOperatorState(OperatorState):
-    """The store's index and the operator's progress."""
-
-    def __init__(
-        self,
-        spec: StoreSpec,
-        clocks: StreamClocks,
-        *,
-        step_ms: int,
-        forgets: bool,
-    ) -> None:
-        super().__init__(spec, clocks, forgets=forgets)
-        self._step_ms = step_ms
-
-    @property
-    def stream_time(self) -> int:
-        """The start of the newest window, from which retention is measured."""
-        floor = self.clocks.open_floor
-        return floor if floor == NO_TIME else floor // self._step_ms * self._step_ms
-
-    def encode_progress(self) -> bytes:
-        self.progress.clocks = self.clocks.saved()
-        return encode(self.progress)
-
-    def roll_back(self, data: bytes) -> None:
-        self.progress = decode(data)
-        self.clocks.restore(self.progress.clocks)
 
 
 class Taken(NamedTuple):
@@ -223,7 +194,7 @@ class WindowedOperator(TaskOperator, ABC):
         layout = window_layout(kind) if layout is None else layout
         spec = grown(self._spec(name, layout), self._folds, layout, values)
         context = runtime.context(task)
-        self._state = WindowOperatorState(
+        self._state = OperatorState(
             spec,
             StreamClocks(partitions),
             step_ms=self._step_ms,

@@ -468,3 +468,12 @@ class SegmentedStore:
     def _no_rows(self) -> pa.RecordBatch:
         types = [pa.int64(), pa.int64(), *(each.type for each in self.index.spec.payload)]
         return pa.RecordBatch.from_arrays([pa.array([], each) for each in types], names=self._names)
+
+
+def keys_between(batch: pa.RecordBatch, low: bytes | None, high: bytes | None) -> pa.RecordBatch:
+    """Return the rows of keys from `low` to `high`, both included; None: an open end."""
+    if low is not None:
+        batch = batch.filter(pc.greater_equal(batch.column("key"), pa.scalar(low, pa.binary())))
+    if high is not None:
+        batch = batch.filter(pc.less_equal(batch.column("key"), pa.scalar(high, pa.binary())))
+    return batch

@@ -36,6 +36,7 @@ from tidegate.windows.stores.segmented_store import (
     SegmentedStore,
     StoreState,
     WindowsState,
+    keys_between,
 )
 from tidegate.windows.stores.segments import (
     LATEST,
@@ -509,7 +510,7 @@ class ValueStore(SegmentedStore):
         def batches() -> Iterator[pa.RecordBatch]:
             for scan in scans:
                 for batch in scan if forward else reversed([_reverse(each) for each in scan]):
-                    kept = _keys_between(batch, key_from, key_to)
+                    kept = keys_between(batch, key_from, key_to)
                     if kept.num_rows:
                         yield kept
 
@@ -560,14 +561,6 @@ class ValueStore(SegmentedStore):
 
 def _reverse(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(pa.array(np.arange(batch.num_rows - 1, -1, -1)))
-
-
-def _keys_between(batch: pa.RecordBatch, key_from: bytes | None, key_to: bytes | None) -> pa.RecordBatch:
-    if key_from is not None:
-        batch = batch.filter(pc.greater_equal(batch.column(0), pa.scalar(key_from, pa.binary())))
-    if key_to is not None:
-        batch = batch.filter(pc.less_equal(batch.column(0), pa.scalar(key_to, pa.binary())))
-    return batch
 
 
 def _compat(given: Compat | str) -> Compat:
