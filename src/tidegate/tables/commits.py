@@ -84,23 +84,31 @@ def stored_tables(backend: StorageBackend) -> list[str]:
     return sorted(found)
 
 
-def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] | None:
-    """Return the current list and its version; None if there is no such table yet."""
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def read_record(
+    backend: StorageBackend, name: str, kind: type[Record], what: str, remedy: str
+) -> tuple[Record, str] | None:
+    """Return a published record and its version, None if there is none; `what` and `remedy` are for the error."""
     try:
-        found = backend.read_published(commits_name(table))
-        if found is None:
-            return None
-        data, version = found
-        commits = msgspec.msgpack.decode(data, type=CommitList)
+        found = backend.read_published(name)
+        return None if found is None else (msgspec.msgpack.decode(found[0], type=kind), found[1])
     except SignatureError:
         raise
     except (CorruptError, msgspec.DecodeError) as error:
         raise CorruptError(
-            f"the commits of table {table} cannot be read ({error}); restore them from a copy, or build the table anew "
-            "in another state folder",
-            path=commits_name(table),
-            kafka_name=None,
-        ) from None
+            f"{what} cannot be read ({error}); {remedy}", path=name, kafka_name=None
+        ) from error
+
+
+def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] | None:
+    """Return the current list and its version; None if there is no such table yet."""
+    remedy = "restore them from a copy, or build the table anew in another state folder"
+    found = read_record(backend, commits_name(table), CommitList, f"the commits of table {table}", remedy)
+    if found is None:
+        return None
+    commits, version = found
     if commits.version not in READABLE:
         raise InvalidError(
             f"table {table} was written by a later release (version {commits.version}, this one reads up to "
@@ -301,21 +309,7 @@ class Lease:
 
 def read_lease(backend: StorageBackend, name: str) -> tuple[Held, str] | None:
     """Return the holder of the lease, and its version; None if it was never taken."""
-    try:
-        found = backend.read_published(name)
-    except SignatureError:
-        raise
-    except CorruptError as error:
-        raise CorruptError(f"{name} is damaged; {_REMEDY}", path=name, kafka_name=None) from error
-    if found is None:
-        return None
-    data, version = found
-    try:
-        return msgspec.msgpack.decode(data, type=Held), version
-    except msgspec.DecodeError as error:
-        raise CorruptError(
-            f"{name} cannot be read ({error}); {_REMEDY}", path=name, kafka_name=None
-        ) from None
+    return read_record(backend, name, Held, name, _REMEDY)
 
 
 def _runs(pid: int) -> bool:

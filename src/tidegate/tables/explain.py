@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import OffsetOutOfRangeError
+from tidegate.tables.ingest.consumer import first_and_end
 from tidegate.tables.options import TableRules
 from tidegate.tables.queries import rows_of_keys
 from tidegate.tables.rows import Row, Rows, StoredForm, window_of
@@ -200,7 +201,8 @@ class _Reading:
         self._wanted = pa.scalar(wanted, pa.binary())
         self._cell, self._current = cell, None if row is None else row.offset
         self._letters = letters
-        first, end = self._bounds()
+        topic, isolation = rules.shape.topic, rules.consumed.isolation
+        first, end = first_and_end(log, topic, self._number, isolation)
         low, high, count = (-1, -1, 0) if cell is None else (cell.low, cell.high, cell.count)
         self.reach = Reach(self._number, first, state.next_offset, end, low, high, count)
 
@@ -254,8 +256,3 @@ class _Reading:
         decoded = self._rules.value.decode_column(pa.array([raw], pa.binary()))
         value = raw if len(decoded.bad_rows) else decoded.values[0].as_py()
         return Contribution(self._number, offset, timestamp, outcome, value, reason)
-
-    def _bounds(self) -> tuple[int, int]:
-        topic, isolation = self._rules.shape.topic, self._rules.consumed.isolation
-        with self._log.reader(topic, [self._number], start="earliest", isolation=isolation) as reader:
-            return reader.positions()[self._number], reader.end_offsets()[self._number]

@@ -45,6 +45,7 @@ from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.log.catalog import TopicState
 from tidegate.log.log import Log
 from tidegate.metrics import Metrics
+from tidegate.tables.ingest.consumer import first_and_end
 from tidegate.tables.ingest.validation import has_headers, offset_after, repeats_of, rules_of
 from tidegate.tables.snapshot import PartitionState
 
@@ -463,8 +464,7 @@ class LiveTopic:
 
     def _open(self, offset: int) -> Any:
         self._require_same(offset)
-        with self._log.reader(self.topic, [self.partition], start="earliest") as probe:
-            first, end = probe.positions()[self.partition], probe.end_offsets()[self.partition]
+        first, end = first_and_end(self._log, self.topic, self.partition)
         place = f"{self.topic}-{self.partition}"
         if offset > end:
             raise InvalidError(

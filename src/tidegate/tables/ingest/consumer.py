@@ -127,6 +127,14 @@ class TopicWatch:
         return found[self._shape.topic]
 
 
+def first_and_end(
+    log: Any, topic: str, partition: int, isolation: str = "read_uncommitted"
+) -> tuple[int, int]:
+    """Return a partition's first offset, and the one after its last."""
+    with log.reader(topic, [partition], start="earliest", isolation=isolation) as probe:
+        return probe.positions()[partition], probe.end_offsets()[partition]
+
+
 class TopicTail:
     """Reads the table's topic from the table's position on."""
 
@@ -181,9 +189,7 @@ class TopicTail:
         for state in self._source.partitions:
             number = state.partition
             # Looked up first: a cluster's reader notices offsets that are gone only while it reads.
-            with self._log.reader(topic, [number], start="earliest") as probe:
-                first, end = probe.positions()[number], probe.end_offsets()[number]
-            starts[number] = self._start(state, positions[number], first, end)
+            starts[number] = self._start(state, positions[number], *first_and_end(self._log, topic, number))
         self._told = dict(positions)
         # A cluster's client decides itself how much it fetches.
         size = {"max_bytes": self._read_bytes} if isinstance(self._log, Log) else {}

@@ -25,6 +25,7 @@ from tidegate.integrity.state import max_age_of
 from tidegate.integrity.validator import Judged, policy_of
 from tidegate.integrity.verdicts import Verdict, tolerance_of
 from tidegate.metrics import Metrics
+from tidegate.tables.ingest.consumer import first_and_end
 from tidegate.tables.options import Consumed, TableShape
 from tidegate.tables.snapshot import PartitionState
 
@@ -97,9 +98,8 @@ class Validation:
 
 def rules_of(log: Any, topic: str, partition: int) -> ValidationRules:
     """Return the validation rules of a topic: gaps of compaction are tolerated, and a head that aged out."""
-    with log.reader(topic, [partition], start="earliest") as probe:
-        head_is_gone = probe.positions()[partition] > 0
-    return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=head_is_gone)
+    first, _ = first_and_end(log, topic, partition)
+    return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=first > 0)
 
 
 def repeats_of(judged: Judged) -> int:

@@ -31,6 +31,7 @@ from tidegate.integrity.columns import IntegrityColumns, read_columns
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.verdicts import Finding, Rule, Verdict
 from tidegate.kernels.integrity import MANAGED
+from tidegate.tables.commits import read_record
 from tidegate.tables.options import TableShape
 
 if TYPE_CHECKING:
@@ -443,17 +444,11 @@ def versioned_tables(backend: StorageBackend) -> list[str]:
 
 def load_versions(backend: StorageBackend, table: str) -> tuple[VersionList, str] | None:
     """Return the current record and its version; None if the table has none."""
-    found = backend.read_published(versions_name(table))
+    remedy = f"restore {versions_name(table)} from a copy, or push the table anew into another state folder"
+    found = read_record(backend, versions_name(table), VersionList, f"the versions of table {table}", remedy)
     if found is None:
         return None
-    data, version = found
-    try:
-        known = msgspec.msgpack.decode(data, type=VersionList)
-    except msgspec.DecodeError as error:
-        raise CorruptError(
-            f"the versions of table {table} cannot be read ({error}); restore {versions_name(table)} from a copy, or "
-            "push the table anew into another state folder"
-        ) from None
+    known, version = found
     if known.version != VERSION or known.table != table:
         raise CorruptError(
             f"{versions_name(table)} is of table {known.table!r} and format {known.version}; this release reads format "

@@ -25,7 +25,7 @@ from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.storage.runs.columns import int64_column, merge_need, merge_needs, window_words, words
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys import Int32s
-from tidegate.windows.kinds import LATEST, Session
+from tidegate.windows.kinds import Session
 from tidegate.windows.operators.base import WindowRows
 from tidegate.windows.operators.clock import Stamped
 from tidegate.windows.operators.layout import StateLayout
@@ -232,9 +232,6 @@ class SessionOperator(WindowedOperator):
 
     def _oldest(self) -> int:
         return max(0, self._state.stream_time - self._kept + 1)
-
-    def _closing(self, closed: int, close: int) -> tuple[int, int]:
-        return max(0, closed), LATEST if close == LATEST else close - 1
 
 
 class _ByKey(NamedTuple):

@@ -178,9 +178,6 @@ class SlidingOperator(WindowedOperator):
         reach = self._store.expiry.reach_ms
         return max(0, self._state.stream_time - self._kind.retention_ms + reach + self._width)
 
-    def _closing(self, closed: int, close: int) -> tuple[int, int]:
-        return max(0, closed), LATEST if close == LATEST else close - 1
-
 
 def _join(older: _Records, fresh: _Records) -> _Records:
     if not len(older.codes):

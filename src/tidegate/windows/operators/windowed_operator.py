@@ -293,10 +293,10 @@ class WindowedOperator(TaskOperator, ABC):
     def _oldest(self) -> int:
         """Return the first window that is still kept, as `_between` counts them."""
 
-    @abstractmethod
     def _closing(self, closed: int, close: int) -> tuple[int, int]:
         """Return the first and last window that is final at `close` and was not at `closed`, as `_between` counts
         them."""
+        return max(0, closed), LATEST if close == LATEST else close - 1
 
     def _close_time(self, floor: int) -> int:
         """Return the time at which windows close; NO_TIME: they never do."""
