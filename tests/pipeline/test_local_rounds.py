@@ -6,6 +6,7 @@ import hashlib
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -801,6 +802,26 @@ def test_settings_with_which_nothing_would_ever_be_committed_are_refused(
     with pytest.raises(InvalidError, match=said):
         shop(tmp_path).run("local", until="caught_up", **settings)
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("kept_ms", [1, 36_000_000])
+def test_tasks_and_collection_go_by_the_grace_of_the_run(tmp_path: Path, kept_ms: int) -> None:
+    """Otherwise a task builds on packs that no commit names and that collection has deleted."""
+    filled(tmp_path, orders(30, 10))
+    app, known = shop(tmp_path), list[int]()
+    storage = replace(app.storage, garbage_grace_ms=kept_ms)
+    setup = WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=storage)
+
+    def engine(setup: WorkerSetup) -> LocalEngine:
+        known.append(setup.runtime_config.garbage_grace_ms)
+        return LocalEngine(setup)
+
+    assert (
+        start_run(setup, engine, settings=RunSettings(until="caught_up", grace_ms=10_000))
+        .wait("300s")
+        .caught_up
+    )
+    assert known == [10_000]
 
 
 def test_a_late_partition_of_a_rekeyed_flow_closes_windows_when_it_is_silent(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def start_run(
     only.
     """
     settings = settings or RunSettings()
+    setup = replace(setup, storage=replace(setup.storage, garbage_grace_ms=settings.grace_ms))
     if clock is None and scheduler is None:
         scheduler = ThreadScheduler(SystemClock(), f"tidegate-lease-{setup.app}")
         owns_scheduler = True

@@ -88,7 +88,9 @@ class RunSettings:
     on_loss: OnLoss = "stop"
     idle_after_ms: int | None = 30_000
     lease_ms: int = 10_000
-    grace_ms: int = 3_600_000  # the grace that tasks assume (`StorageConfig.garbage_grace_ms`)
+    grace_ms: int = (
+        3_600_000  # replaces the app's `StorageConfig.garbage_grace_ms`: tasks and collection must agree
+    )
     collect_every_ms: int = 60_000
     attempts: int = 4
     patience_ms: int = 60_000
