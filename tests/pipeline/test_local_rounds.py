@@ -565,7 +565,10 @@ def test_deleted_records_stop_their_partition_and_the_command_resumes_it(tmp_pat
     summary = ran(app)
     (stopped,) = summary.stopped
     assert (stopped.reason, stopped.partition, summary.exit_code) == ("lost", 0, 5)
-    assert stopped.command == f"tidegate app resume shop --partition per_window:0 --skip-to {end - 5}"
+    assert (
+        stopped.command
+        == f"tidegate app resume shop --partition per_window:0 --skip-to {end - 5} --state {tmp_path / 'state'}"
+    )
     assert stopped.command in str(summary)
     assert summary.caught_up  # with all it may read
     positions = {line.partition: line.next_offset for line in newest(app).sources}

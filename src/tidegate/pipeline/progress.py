@@ -10,9 +10,12 @@ Thread rule: immutable values and pure functions; metrics are safe from any thre
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
@@ -163,17 +166,30 @@ Totals: TypeAlias = Mapping[str, Mapping[str, int]]
 _FATAL = {f"verdict.{verdict.label}": verdict.label for verdict in sorted(FATAL)}
 
 
-def stopped_of(commit: CommitRecord, topics: Mapping[str, str]) -> tuple[StoppedPartition, ...]:
-    """Return the stopped partitions of the current flows; `topics` are their sources."""
+def given_state(address: str | None) -> str:
+    """Return ` --state ADDRESS` for a command, or nothing where it looks there by itself or cannot be told."""
+    if address is None or address == str(Path("data/state").absolute()):
+        return ""
+    return f" --state {shlex.quote(address)}"
+
+
+def stopped_of(
+    commit: CommitRecord, topics: Mapping[str, str], address: str | None
+) -> tuple[StoppedPartition, ...]:
+    """Return the stopped partitions of the current flows, with commands as they are typed for a state at `address`.
+
+    `topics` are the sources of the flows.
+    """
+    state = given_state(address)
     return tuple(
         StoppedPartition(
             line.flow,
             topics[line.flow],
             line.partition,
             line.stopped.reason,
-            line.stopped.message,
+            re.sub(r"`(tidegate app [^`]*)`", lambda found: f"`{found[1]}{state}`", line.stopped.message),
             line.stopped.offset,
-            _command(commit.app, line, line.stopped),
+            _command(commit.app, line, line.stopped) + state,
         )
         for line in commit.sources
         if line.stopped is not None and line.flow in topics
