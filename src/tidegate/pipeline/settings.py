@@ -10,7 +10,7 @@ Thread rule: immutable values and pure functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -106,6 +106,10 @@ class RunSettings:
             )
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name.endswith(("_ms", "_records", "attempts")) and not isinstance(value, int | None):
+                raise TypeError(f"{each.name} is {value!r}; give a whole number")
         for name in (
             "trigger_ms",
             "idle_after_ms",
