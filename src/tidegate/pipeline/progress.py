@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tidegate.durations import format_moment, format_size
+from tidegate.errors import without_credentials
 from tidegate.integrity.verdicts import FATAL
 from tidegate.metrics import Metrics
 from tidegate.notebook import facts_html, grid_html
@@ -168,7 +169,7 @@ _FATAL = {f"verdict.{verdict.label}": verdict.label for verdict in sorted(FATAL)
 
 def given_state(address: str | None) -> str:
     """Return ` --state ADDRESS` for a command, or nothing where it looks there by itself or cannot be told."""
-    if address is None or address == str(Path("data/state").absolute()):
+    if address in (None, str(Path("data/state").absolute())) or without_credentials(address) != address:
         return ""
     return f" --state {shlex.quote(address)}"
 

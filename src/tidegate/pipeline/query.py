@@ -20,7 +20,14 @@ from typing import Final
 
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateError, UnavailableError
+from tidegate.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    TidegateError,
+    UnavailableError,
+    without_credentials,
+)
 from tidegate.notebook import cell
 from tidegate.pipeline.checkpoint import CommitRecord
 from tidegate.pipeline.coordinator import Coordinator, Engine, StepOutcome, Targets
@@ -522,7 +529,7 @@ class Run:
             stopped=progress.stopped,
             exit_code=exit_code_of(progress.stopped, progress.new_faults),
             notes=self.notes,
-            state=self._tracker.address,
+            state=self._tracker.address and without_credentials(self._tracker.address),
         )
 
 
