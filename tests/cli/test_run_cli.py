@@ -399,6 +399,12 @@ def test_a_refused_change_keeps_its_lines(shop: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "error: app counts was changed in a way its state cannot follow:"
     assert lines[1].startswith("- ") and len(lines) >= 3
+    ways = re.findall(r"`tidegate ([^`]+)`", lines[2])
+    assert len(ways) == 2 and [run([*shlex.split(way), "--yes"]) for way in ways] == [0, 0]
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 2  # its topic holds windows of before
+    with tg.Log(shop / "log") as log:
+        log.delete_topic("counts")
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 0
 
 
 def broken_by(shop: Path, how: str) -> None:

@@ -261,17 +261,23 @@ def run(
     if explain:
         echo(app.explain())
         return 0
-    return run_app(
-        app,
-        engine=engine,
-        master=master,
-        metrics=metrics,
-        until="caught_up" if once else None,
-        close=close,
-        trigger=trigger,
-        round_records=round_records,
-        on_loss=on_loss,
-    )
+    from tidegate.pipeline.progress import with_state
+
+    try:
+        return run_app(
+            app,
+            engine=engine,
+            master=master,
+            metrics=metrics,
+            until="caught_up" if once else None,
+            close=close,
+            trigger=trigger,
+            round_records=round_records,
+            on_loss=on_loss,
+        )
+    except TidegateError as error:
+        error.args = (with_state(str(error), app.state),)
+        raise
 
 
 def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, **settings: Any) -> int:

@@ -110,6 +110,7 @@ def push(
 
     Lost, changed or late records fail the version: it is never shown, the report names them, and readers go on with
     the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
+    A row of CSV or JSON that cannot be read whole is refused; -X mode=PERMISSIVE takes what Spark makes of it.
     """
     from tidegate.cli.options import client_settings
     from tidegate.spark import push as driver

@@ -174,6 +174,12 @@ def given_state(address: str | None) -> str:
     return f" --state {shlex.quote(address)}"
 
 
+def with_state(text: str, address: str | None) -> str:
+    """Return a text with `--state` in the commands about apps that it names."""
+    state = given_state(address)
+    return re.sub(r"`(tidegate app [^`]*)`", lambda found: f"`{found[1]}{state}`", text)
+
+
 def stopped_of(
     commit: CommitRecord, topics: Mapping[str, str], address: str | None
 ) -> tuple[StoppedPartition, ...]:
@@ -188,7 +194,7 @@ def stopped_of(
             topics[line.flow],
             line.partition,
             line.stopped.reason,
-            re.sub(r"`(tidegate app [^`]*)`", lambda found: f"`{found[1]}{state}`", line.stopped.message),
+            with_state(line.stopped.message, address),
             line.stopped.offset,
             _command(commit.app, line, line.stopped) + state,
         )
