@@ -177,6 +177,16 @@ def test_a_function_that_ends_the_process_stops_its_partition(
     assert stopped["offset"] == 0 and "leave(…) failed with RuntimeError: it called sys.exit(0)" in shown.err
 
 
+def test_an_aggregate_that_ends_the_process_is_no_end_of_the_run(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (shop / "clicks.py").read_text().replace('.count()', '.agg(n=tg.reduce("x", leave, state=pa.float64()))')
+    leave = "def leave(*_):\n    sys.exit(0)\n"
+    (shop / "clicks.py").write_text(f"import sys, pyarrow as pa\n{leave}{text}")
+    assert run(["run", "clicks", "--once", "--engine", "local"]) == 2
+    assert "a function of app counts called sys.exit(0)" in capsys.readouterr().err
+
+
 def test_an_app_can_be_reset_and_replayed(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = ["--state", str(shop / "state")]
     assert run(["run", "clicks", "--once", "--engine", "local"]) == 0

@@ -414,6 +414,11 @@ class Run:
                         self._coordinator.finish_collecting()
                     raise
                 self._coordinator.finish_collecting()
+        except SystemExit as end:  # whoever waits must not take it for a signal
+            self._error = InvalidError(
+                f"a function of app {self.app} called sys.exit({end.code!r}); what it was called for is not committed. "
+                "Have it raise an error, then start the app again"
+            )
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits is told
             self._error = error
         progress = self._tracker.ended(caught_up)
