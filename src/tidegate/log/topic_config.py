@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -161,6 +161,12 @@ class BrokerConfig:
             object.__setattr__(self, _field(setting.name), setting.parse(getattr(self, _field(setting.name))))
         for topic_key in SYNONYMS:
             _inherited(topic_key, self.topic_defaults)
+
+    def altered(self, changes: Mapping[str, Any]) -> BrokerConfig:
+        """Return a copy with some settings changed, by their keys in `server.properties`."""
+        asked = BrokerConfig.of(changes)
+        own = {_field(key): getattr(asked, _field(key)) for key in changes if key in BROKER_ONLY_SETTINGS}
+        return replace(self, **own, topic_defaults={**self.topic_defaults, **asked.topic_defaults})
 
     @classmethod
     def of(cls, typed: Mapping[str, Any]) -> BrokerConfig:
