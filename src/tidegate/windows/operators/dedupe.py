@@ -7,7 +7,8 @@ alone, so its copies must come to the same task: a flow whose source has several
 
 For each record, in the order records come (T: stream time of its partition, with it; t: its own time):
 
-    1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way
+    1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way. What was late with a shorter
+       grace stays late when it becomes longer, because ids that it could match are gone
     2  a replay when its own offset was accepted at t: forwarded again, so that a crash between keeping the id and
        sending the record loses nothing; also when it is late now, while the id is kept (t > T − D − grace)
     3  a duplicate when its identity was accepted less than D before or after t; with `refresh`, it counts as if it had
@@ -335,7 +336,10 @@ class DedupeOperator:
             flags = np.ones(len(batch), np.bool_) if has_id is None else has_id
             counted = replace(batch, key=_masked(batch.key, flags))
         latest = LATEST if self._ahead_ms is None else min(moment.now_ms + self._ahead_ms, LATEST)
+        floor, closed = self.clocks.floor, self._state.progress.closed
         stamped = self.clocks.stamp(counted, moment.now_ms, latest=latest, trusted=self._is_stamped)
+        if closed != NO_TIME and (least := min(closed + self.definition.grace_ms, LATEST)) > floor:
+            np.maximum(stamped.judged, least, out=stamped.judged)  # the grace became longer since
         groups = self._group(batch.key, ids, has_id)
         verdicts = np.zeros(len(batch), np.uint8)
         if has_id is not None:
@@ -455,10 +459,11 @@ class DedupeOperator:
             self.clocks.raise_floor(moment.watermark)
 
     def _drop_old(self) -> None:
-        floor = self.clocks.floor
+        floor, progress = self.clocks.floor, self._state.progress
         self._store.advance(floor)
+        progress.closed = max(progress.closed, floor - self.definition.grace_ms)
         if self.late_table is not None:
-            self.late_table.expire(floor, self._state.progress)
+            self.late_table.expire(floor, progress)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
