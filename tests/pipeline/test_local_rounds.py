@@ -6,6 +6,7 @@ import hashlib
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -564,7 +565,10 @@ def test_deleted_records_stop_their_partition_and_the_command_resumes_it(tmp_pat
     summary = ran(app)
     (stopped,) = summary.stopped
     assert (stopped.reason, stopped.partition, summary.exit_code) == ("lost", 0, 5)
-    assert stopped.command == f"tidegate app resume shop --partition per_window:0 --skip-to {end - 5}"
+    assert (
+        stopped.command
+        == f"tidegate app resume shop --partition per_window:0 --skip-to {end - 5} --state {tmp_path / 'state'}"
+    )
     assert stopped.command in str(summary)
     assert summary.caught_up  # with all it may read
     positions = {line.partition: line.next_offset for line in newest(app).sources}
@@ -801,6 +805,26 @@ def test_settings_with_which_nothing_would_ever_be_committed_are_refused(
     with pytest.raises(InvalidError, match=said):
         shop(tmp_path).run("local", until="caught_up", **settings)
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("kept_ms", [1, 36_000_000])
+def test_tasks_and_collection_go_by_the_grace_of_the_run(tmp_path: Path, kept_ms: int) -> None:
+    """Otherwise a task builds on packs that no commit names and that collection has deleted."""
+    filled(tmp_path, orders(30, 10))
+    app, known = shop(tmp_path), list[int]()
+    storage = replace(app.storage, garbage_grace_ms=kept_ms)
+    setup = WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=storage)
+
+    def engine(setup: WorkerSetup) -> LocalEngine:
+        known.append(setup.runtime_config.garbage_grace_ms)
+        return LocalEngine(setup)
+
+    assert (
+        start_run(setup, engine, settings=RunSettings(until="caught_up", grace_ms=10_000))
+        .wait("300s")
+        .caught_up
+    )
+    assert known == [10_000]
 
 
 def test_a_late_partition_of_a_rekeyed_flow_closes_windows_when_it_is_silent(tmp_path: Path) -> None:

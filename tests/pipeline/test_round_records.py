@@ -211,6 +211,13 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], said: st
         RunSettings(**wrong)
 
 
+@pytest.mark.parametrize("wrong", [{"grace_ms": "1h"}, {"lease_ms": 10.5}, {"round_records": "5"}])
+def test_a_setting_that_is_no_whole_number_is_named(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(TypeError, match=f"{name} is {value!r}; give a whole number"):
+        RunSettings(**wrong)
+
+
 # -- bytes ---------------------------------------------------------------------------------------
 
 

@@ -209,7 +209,7 @@ def app_status(
         records=_records(commit, topics),
         positions=_positions(commit),
         topics=topics,
-        stopped=stopped_of(commit, topics),
+        stopped=stopped_of(commit, topics, backend.address),
         definition=commit.definition,
         change=commit.change,
         lag_records=None if log is None else _lag(commit, topics, log),

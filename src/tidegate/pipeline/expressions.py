@@ -618,7 +618,10 @@ def _keys(events: EventBatch, key: Serde[Any]) -> pa.Array:
 def called(function: ArrowFunction, batch: pa.RecordBatch, what: str) -> Any:
     """Call a user's function and return its result; if it fails on zero rows, the error says so."""
     if batch.num_rows:
-        return function(batch)
+        try:
+            return function(batch)
+        except SystemExit as end:  # it must not look like the end of the run that somebody asked for
+            raise RuntimeError(f"it called sys.exit({end.code!r})") from end
     try:
         return function(batch)
     except Exception as error:  # the user's code, at the edge: it may raise anything

@@ -63,6 +63,7 @@ def start_run(
     only.
     """
     settings = settings or RunSettings()
+    setup = replace(setup, storage=replace(setup.storage, garbage_grace_ms=settings.grace_ms))
     randomness = randomness or SystemRandomness()
     metrics = metrics or Metrics()
     with ExitStack() as resources:

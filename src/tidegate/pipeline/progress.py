@@ -10,14 +10,18 @@ Thread rule: immutable values and pure functions; metrics are safe from any thre
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
 
 from tidegate.durations import format_moment, format_size
+from tidegate.errors import without_credentials
 from tidegate.integrity.verdicts import FATAL
 from tidegate.metrics import Metrics
 from tidegate.notebook import facts_html, grid_html
@@ -161,17 +165,36 @@ Totals: TypeAlias = Mapping[str, Mapping[str, int]]
 _FATAL = {f"verdict.{verdict.label}": verdict.label for verdict in sorted(FATAL)}
 
 
-def stopped_of(commit: CommitRecord, topics: Mapping[str, str]) -> tuple[StoppedPartition, ...]:
-    """Return the stopped partitions of the current flows; `topics` are their sources."""
+def given_state(address: str | None) -> str:
+    """Return ` --state ADDRESS` for a command, or nothing where it looks there by itself or cannot be told."""
+    if address in (None, str(Path("data/state").absolute())) or without_credentials(address) != address:
+        return ""
+    return f" --state {shlex.quote(address)}"
+
+
+def with_state(text: str, address: str | None) -> str:
+    """Return a text with `--state` in the commands about apps that it names."""
+    state = given_state(address)
+    return re.sub(r"`(tidegate app [^`]*)`", lambda found: f"`{found[1]}{state}`", text)
+
+
+def stopped_of(
+    commit: CommitRecord, topics: Mapping[str, str], address: str | None
+) -> tuple[StoppedPartition, ...]:
+    """Return the stopped partitions of the current flows, with commands as they are typed for a state at `address`.
+
+    `topics` are the sources of the flows.
+    """
+    state = given_state(address)
     return tuple(
         StoppedPartition(
             line.flow,
             topics[line.flow],
             line.partition,
             line.stopped.reason,
-            line.stopped.message,
+            with_state(line.stopped.message, address),
             line.stopped.offset,
-            _command(commit.app, line, line.stopped),
+            _command(commit.app, line, line.stopped) + state,
         )
         for line in commit.sources
         if line.stopped is not None and line.flow in topics

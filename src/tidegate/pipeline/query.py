@@ -20,7 +20,14 @@ from typing import Final
 
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateError, UnavailableError
+from tidegate.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    TidegateError,
+    UnavailableError,
+    without_credentials,
+)
 from tidegate.notebook import cell
 from tidegate.pipeline.checkpoint import CommitRecord
 from tidegate.pipeline.coordinator import Coordinator, Engine, StepOutcome, Targets
@@ -31,6 +38,7 @@ from tidegate.pipeline.progress import (
     StoppedPartition,
     exit_code_of,
     faults_of,
+    given_state,
     is_duplicate,
     is_late,
     is_partly_late,
@@ -58,6 +66,7 @@ class Tracker:
         self._backlog_limit = opened.setup.storage.backlog_limit_bytes * processes
         self._memory_limit = opened.setup.storage.worker_total_bytes * processes
         self._started_ms = clock.monotonic_ms()
+        self.address = opened.records.backend.address
         self._recent: deque[tuple[int, int]] = deque(maxlen=5)  # records and milliseconds of recent rounds
         self.rounds = self._read = 0
         self._before = {flow: self._counted(flow) for flow in self._topics}
@@ -144,7 +153,7 @@ class Tracker:
                 for flow in self._topics
                 for name, share in null_shares(flow, commit.totals.get(flow, {})).items()
             },
-            stopped=stopped_of(commit, self._topics),
+            stopped=stopped_of(commit, self._topics, self.address),
             round_seconds=old.round_seconds if old else 0.0 if outcome is None else outcome.took_ms / 1000,
             timings_ms=old.timings_ms if old else {} if outcome is None else outcome.timings_ms or {},
         )
@@ -169,6 +178,7 @@ class Summary:
     stopped: tuple[StoppedPartition, ...]
     exit_code: int
     notes: tuple[str, ...] = ()
+    state: str | None = None
 
     def __str__(self) -> str:
         rate = f", {self.records / self.seconds:,.0f}/s" if self.seconds > 0 and self.records else ""
@@ -202,7 +212,9 @@ class Summary:
             done = [f"{counters[name]:,} {fate}" for name, fate in fates if counters.get(name)]
             lines.append(f"faults: {found}" + (f" ({', '.join(done)})" if done else ""))
         if progress.new_faults:
-            lines.append(f"  when they are known: tidegate app acknowledge {self.app}")
+            lines.append(
+                f"  when they are known: tidegate app acknowledge {self.app}{given_state(self.state)}"
+            )
         if unchecked := progress.counters.get("unchecked"):
             lines.append(
                 f"note: {unchecked:,} records are numbered and check-summed, and nobody looked; add .validate()"
@@ -392,6 +404,11 @@ class Run:
                         self._coordinator.collector.finish()
                     raise
                 self._coordinator.collector.finish()
+        except SystemExit as end:  # whoever waits must not take it for a signal
+            self._error = InvalidError(
+                f"a function of app {self.app} called sys.exit({end.code!r}); what it was called for is not committed. "
+                "Have it raise an error, then start the app again"
+            )
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits is told
             self._error = error
         progress = self._tracker.ended(caught_up)
@@ -410,6 +427,7 @@ class Run:
                     stopped=progress.stopped,
                     exit_code=exit_code_of(progress.stopped, progress.new_faults),
                     notes=self.notes,
+                    state=self._tracker.address and without_credentials(self._tracker.address),
                 )
             self._ended.set()
             self._changed.notify_all()

@@ -87,7 +87,9 @@ class RunSettings:
     on_loss: OnLoss = "stop"
     idle_after_ms: int | None = 30_000
     lease_ms: int = 10_000
-    grace_ms: int = 3_600_000  # the grace that tasks assume (`StorageConfig.garbage_grace_ms`)
+    grace_ms: int = (
+        3_600_000  # replaces the app's `StorageConfig.garbage_grace_ms`: tasks and collection must agree
+    )
     collect_every_ms: int = 60_000
     attempts: int = 4
     patience_ms: int = 60_000
@@ -104,9 +106,11 @@ class RunSettings:
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
         not_negative = ("trigger_ms", "idle_after_ms", "collect_every_ms", "patience_ms", "stop_within_ms")
-        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts")
+        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "grace_ms", "attempts")
         for name in (*not_negative, *positive):
             value, least = getattr(self, name), int(name in positive)
+            if not isinstance(value, int | None):
+                raise TypeError(f"{name} is {value!r}; give a whole number")
             if value is not None and value < least:
                 raise InvalidError(f"{name} is {value}; it must be {'at least 1' if least else '0 or more'}")
         if self.lease_ms < LEAST_LEASE_MS:

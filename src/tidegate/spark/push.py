@@ -13,6 +13,7 @@ once, also of one table.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -143,7 +144,11 @@ _ENDINGS: Final = {
     ".parquet": "parquet", ".orc": "orc", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv",
 }  # fmt: skip
 _COMPRESSED: Final = {".gz", ".bz2", ".zst", ".snappy", ".lz4"}
-_CSV: Final = {"header": "true", "inferSchema": "true"}
+_STRICT: Final = {
+    "mode": "FAILFAST"
+}  # Spark by itself makes nulls of what it cannot read, and drops what is too much
+_SETTINGS: Final = {"csv": {"header": "true", "inferSchema": "true", **_STRICT}, "json": _STRICT}
+_MALFORMED: Final = re.compile(r"(?:Malformed records are detected|MALFORMED_RECORD)[^\n]*")
 
 
 def format_of(path: str) -> str:
@@ -170,6 +175,8 @@ def source_frame(
     """Return the rows of a path, or of a query; with both, the path is the view `source` of the query."""
     from pyspark.errors import AnalysisException, ParseException
 
+    from tidegate.spark.compat import SPARK_ERRORS
+
     try:
         frame = None if path is None else _read(spark, path, format, options or {})
         if sql is None:
@@ -181,11 +188,15 @@ def source_frame(
         return spark.sql(sql)
     except (AnalysisException, ParseException) as error:
         raise InvalidError(f"Spark cannot read the source: {str(error).strip().splitlines()[0]}") from error
+    except SPARK_ERRORS as error:
+        if _MALFORMED.search(str(error)):
+            raise push_error(str(error)) from error
+        raise
 
 
 def _read(spark: SparkSession, path: str, format: str | None, options: Mapping[str, str]) -> DataFrame:
     chosen = format or format_of(path)
-    settings = {**(_CSV if chosen == "csv" else {}), **options}
+    settings = {**_SETTINGS.get(chosen, {}), **options}
     # Spark's Java process may have another working directory.
     place = path if "://" in path else str(Path(path).expanduser().absolute())
     return spark.read.format(chosen).options(**settings).load(place)
@@ -372,6 +383,11 @@ def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
 def push_error(said: str) -> TidegateError:
     """Return the error that a task raised, from the last line of a Python traceback in Spark's message;
     `UnavailableError` for other errors. An error caused by a row is permanent: a retry would fail again."""
+    if malformed := _MALFORMED.search(said):
+        return InvalidError(
+            f"the source has a malformed row, so nothing is shown of this push: {malformed[0][:500]}. Correct it, or "
+            "take what Spark makes of such rows with -X mode=PERMISSIVE"
+        )
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("tidegate.errors.")]
     kind, _, message = (named[-1] if named else "").removeprefix("tidegate.errors.").partition(": ")
