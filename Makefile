@@ -41,7 +41,7 @@ soak: $(READY) ## what is too long for every commit
 	@$(BIN)/pytest -n $(WORKERS) -m soak --timeout 7200
 
 reference: $(READY) ## write the pages and lists that are made of the code
-	@for page in config-reference cli-reference error-reference metric-reference http-reference glossary llms; do $(BIN)/python scripts/$$page --write; done
+	@for page in python-reference config-reference cli-reference error-reference metric-reference http-reference glossary llms; do $(BIN)/python scripts/$$page --write; done
 
 docs: $(READY) ## the handbook as a site, into build/site
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -28,6 +28,16 @@ def test_a_generated_page_is_the_one_the_code_gives(script: str) -> None:
     assert stored == made, f"run: make reference (.venv/bin/python scripts/{script} --write)"
 
 
+def test_the_python_pages_are_those_the_code_gives() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "python-reference"))["pages"]()
+    stored = {path for path in PAGES if path.parent == DOCS / "reference" / "python"} | {
+        DOCS / "reference" / "python.md"
+    }
+    assert stored == set(made)
+    stale = [name(path) for path, page in made.items() if path.read_text(encoding="utf-8") != page]
+    assert stale == [], "run: make reference (.venv/bin/python scripts/python-reference --write)"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     for file, anchor in links(page):

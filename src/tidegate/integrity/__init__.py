@@ -9,8 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.integrity.certificates import check_certificate, parse_certificate
     from tidegate.integrity.columns import IntegrityColumns, read_columns, without_control
+    from tidegate.integrity.compare import compare
     from tidegate.integrity.control_records import Push, send_heartbeat, sorted_sender, stable_guid
+    from tidegate.integrity.digests import TopicAt
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
     from tidegate.integrity.partition_audit import audit_topic
     from tidegate.integrity.replica import CheckpointCadence, Replica, Role
     from tidegate.integrity.report import AuditReport
@@ -25,6 +29,7 @@ _HOMES = {
     "ChainLimits": "sender",
     "ChainState": "sender",
     "CheckpointCadence": "replica",
+    "DamageKind": "fault_injection",
     "Finding": "verdicts",
     "IntegrityColumns": "columns",
     "Judged": "validator",
@@ -39,11 +44,16 @@ _HOMES = {
     "Sender": "sender",
     "Sent": "state",
     "Tolerance": "verdicts",
+    "TopicAt": "digests",
     "ValidationRules": "validator",
     "Verdict": "verdicts",
     "audit_topic": "partition_audit",
+    "break_topic": "fault_injection",
+    "check_certificate": "certificates",
+    "compare": "compare",
     "extend": "summary",
     "merge": "summary",
+    "parse_certificate": "certificates",
     "read_columns": "columns",
     "restore_checkpoint": "state",
     "send_heartbeat": "control_records",
@@ -59,6 +69,7 @@ __all__ = [
     "ChainLimits",
     "ChainState",
     "CheckpointCadence",
+    "DamageKind",
     "Finding",
     "IntegrityColumns",
     "Judged",
@@ -73,11 +84,16 @@ __all__ = [
     "Sender",
     "Sent",
     "Tolerance",
+    "TopicAt",
     "ValidationRules",
     "Verdict",
     "audit_topic",
+    "break_topic",
+    "check_certificate",
+    "compare",
     "extend",
     "merge",
+    "parse_certificate",
     "read_columns",
     "restore_checkpoint",
     "send_heartbeat",

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.storage.backends.memory import MemoryBackend
     from tidegate.storage.backends.opening import open_backend
     from tidegate.storage.backends.signed import resign, state_key_id, state_keys
     from tidegate.storage.config import StorageConfig, TenantLimits
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tidegate.storage.writer import MergedRows, StorageWriter, TouchedRows, touched_rows
 
 _HOME = {
+    "backends.memory": ("MemoryBackend",),
     "backends.opening": ("open_backend",),
     "backends.signed": ("resign", "state_key_id", "state_keys"),
     "config": ("StorageConfig", "TenantLimits"),
@@ -81,6 +83,7 @@ __all__ = [
     "LoadedRanges",
     "Max",
     "Mean",
+    "MemoryBackend",
     "Merge",
     "MergedRows",
     "Min",
