@@ -149,9 +149,17 @@ def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Exp
     letters = _letters(source, wanted)
     for state in source.partitions:
         row = next((row for row in found if row.partition == state.partition), None)
-        reading = _Reading(rules, log, state, wanted, _cell(state, ts, row), row, letters)
-        contributions += reading.contributions()
-        reaches.append(reading.reach)
+        cell, current = _cell(state, ts, row), None if row is None else row.offset
+        reach = _reach(rules, log, state, cell)
+        reaches.append(reach)
+        records = {
+            offset: Contribution(partition, offset, None, "unreadable", value, reason)
+            for (partition, offset), (reason, value) in letters.items()
+            if partition == state.partition
+        }
+        for each in _records(rules, log, reach, cell, pa.scalar(wanted, pa.binary()), current):
+            records.setdefault(each.offset, each)
+        contributions += [records[offset] for offset in sorted(records)]
     latest = found[-1] if found else None
     current = (
         None
@@ -184,75 +192,49 @@ def _letters(source: TableSource, wanted: bytes) -> dict[tuple[int, int], tuple[
     return {(row["partition"], row["offset"]): (row["reason"], row["value"]) for row in mine.to_pylist()}
 
 
-class _Reading:
-    """Reads one partition again."""
+def _reach(rules: TableRules, log: Any, state: PartitionState, cell: Cell | None) -> Reach:
+    first, end = first_and_end(log, rules.shape.topic, state.partition, rules.consumed.isolation)
+    low, high, count = (-1, -1, 0) if cell is None else (cell.low, cell.high, cell.count)
+    return Reach(state.partition, first, state.next_offset, end, low, high, count)
 
-    def __init__(
-        self,
-        rules: TableRules,
-        log: Any,
-        state: PartitionState,
-        wanted: bytes,
-        cell: Cell | None,
-        row: Row | None,
-        letters: dict[tuple[int, int], tuple[str, bytes | None]],
-    ) -> None:
-        self._rules, self._log, self._number = rules, log, state.partition
-        self._wanted = pa.scalar(wanted, pa.binary())
-        self._cell, self._current = cell, None if row is None else row.offset
-        self._letters = letters
-        topic, isolation = rules.shape.topic, rules.consumed.isolation
-        first, end = first_and_end(log, topic, self._number, isolation)
-        low, high, count = (-1, -1, 0) if cell is None else (cell.low, cell.high, cell.count)
-        self.reach = Reach(self._number, first, state.next_offset, end, low, high, count)
 
-    def contributions(self) -> list[Contribution]:
-        reach, found = self.reach, {}
-        for (partition, offset), (reason, value) in self._letters.items():
-            if partition == self._number:
-                found[offset] = Contribution(partition, offset, None, "unreadable", value, reason)
-        stretches = [(reach.position, min(reach.end_offset, reach.position + MOST_WAITING))]
-        if self._cell is not None:
-            stretches.insert(0, (reach.low_offset, min(reach.high_offset + 1, reach.position)))
-        for start, stop in stretches:
-            for each in self._records(max(start, reach.first_offset), stop):
-                found.setdefault(each.offset, each)
-        return [found[offset] for offset in sorted(found)]
-
-    def _records(self, start: int, stop: int) -> Iterator[Contribution]:
-        """Yield the window's records from `start` up to `stop`; records deleted meanwhile are left out."""
+def _records(
+    rules: TableRules, log: Any, reach: Reach, cell: Cell | None, wanted: pa.Scalar, current: int | None
+) -> Iterator[Contribution]:
+    """Yield the window's records that are in its cell or not read yet; those deleted meanwhile are left out."""
+    stretches = [] if cell is None else [(cell.low, min(cell.high + 1, reach.position))]
+    stretches.append((reach.position, min(reach.end_offset, reach.position + MOST_WAITING)))
+    number, isolation = reach.partition, rules.consumed.isolation
+    for low, stop in stretches:
+        start = max(low, reach.first_offset)
         if start >= stop:
-            return
-        number = self._number
+            continue
+        bounds = {"start": {number: start}, "stop": {number: stop}}
         try:
-            with self._log.reader(
-                self._rules.shape.topic,
-                [number],
-                start={number: start},
-                stop={number: stop},
-                isolation=self._rules.consumed.isolation,
-            ) as reader:
+            with log.reader(rules.shape.topic, [number], isolation=isolation, **bounds) as reader:
                 for batch in reader:
-                    mine = pc.fill_null(pc.equal(batch.column("key"), self._wanted), False)
+                    mine = pc.fill_null(pc.equal(batch.column("key"), wanted), False)
                     for row in np.flatnonzero(mine).tolist():
-                        yield self._contribution(batch, row)
+                        yield _contribution(rules, reach, cell, current, batch.slice(row, 1))
         except OffsetOutOfRangeError:
-            return
+            continue
 
-    def _contribution(self, batch: pa.RecordBatch, row: int) -> Contribution:
-        offset = int(batch.column("offset")[row].as_py())
-        raw = batch.column("value")[row].as_py()
-        timestamp = batch.column("timestamp").view(pa.int64())[row].as_py()
-        dropped_from = -1 if self._cell is None else self._cell.dropped_from
-        reason = None
-        if offset >= self.reach.position:
-            outcome = "waiting"
-        elif offset == self._current:
-            outcome = "current"
-        elif 0 <= dropped_from <= offset:
-            outcome, reason = "expired", "it came when the window lay beyond the retention"
-        else:
-            outcome = "deletion" if raw is None else "replaced"
-        decoded = self._rules.value.decode_column(pa.array([raw], pa.binary()))
-        value = raw if len(decoded.bad_rows) else decoded.values[0].as_py()
-        return Contribution(self._number, offset, timestamp, outcome, value, reason)
+
+def _contribution(
+    rules: TableRules, reach: Reach, cell: Cell | None, current: int | None, record: pa.RecordBatch
+) -> Contribution:
+    offset, raw = int(record["offset"][0].as_py()), record["value"][0].as_py()
+    timestamp = record["timestamp"].view(pa.int64())[0].as_py()
+    dropped_from = -1 if cell is None else cell.dropped_from
+    reason = None
+    if offset >= reach.position:
+        outcome = "waiting"
+    elif offset == current:
+        outcome = "current"
+    elif 0 <= dropped_from <= offset:
+        outcome, reason = "expired", "it came when the window lay beyond the retention"
+    else:
+        outcome = "deletion" if raw is None else "replaced"
+    decoded = rules.value.decode_column(pa.array([raw], pa.binary()))
+    value = raw if len(decoded.bad_rows) else decoded.values[0].as_py()
+    return Contribution(reach.partition, offset, timestamp, outcome, value, reason)

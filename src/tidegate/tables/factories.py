@@ -63,18 +63,17 @@ def open_topic(
     check_topic_name(topic)
     old = {name: settings[name] for name in ("on_bad_key",) if name in settings}
     require_new_names("table(…, ", old, {"on_bad_key": "on_key_error"}, {"skip": "keep"})
-    if not isinstance(log, str | Path):
-        return open_table(
-            kind, log, rules_of(tuple(log.describe(topic).partition_numbers)), state, **settings
-        )
     from tidegate.log.log import is_kafka, open_log
 
-    opened = open_log(str(log)) if is_kafka(str(log)) else open_log(str(log), read_only=True)
+    owns = isinstance(log, str | Path)
+    if owns:
+        log = open_log(str(log)) if is_kafka(str(log)) else open_log(str(log), read_only=True)
     try:
-        rules = rules_of(tuple(opened.describe(topic).partition_numbers))
-        return open_table(kind, opened, rules, state, owns_log=True, **settings)
+        rules = rules_of(tuple(log.describe(topic).partition_numbers))
+        return open_table(kind, log, rules, state, owns_log=owns, **settings)
     except BaseException:
-        opened.close()
+        if owns:
+            log.close()
         raise
 
 

@@ -42,6 +42,9 @@ class Columns:
         if len(lengths) != 1:
             raise InvalidError(f"{type(self).__name__} needs columns of one length, not {sorted(lengths)}")
 
+    def __len__(self) -> int:
+        return len(self._columns()[0])
+
     def _columns(self) -> list[Any]:
         return [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]
 
@@ -78,9 +81,6 @@ class RowChanges(Columns):
     row: pa.BinaryArray  # the row's key in its table; null: no row
     weight: Int64s
     written: Int64s  # the timestamp of the record that brought the change
-
-    def __len__(self) -> int:
-        return len(self.weight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,9 +53,6 @@ class WindowRows(Columns):
     max_offset: Int64s
     deleted: Flags | None = None  # None: no row is deleted
 
-    def __len__(self) -> int:
-        return len(self.window_start)
-
     def to_batch(self) -> pa.RecordBatch:
         """Return everything as one batch; the values are one struct column, so that no name can clash."""
         columns = {

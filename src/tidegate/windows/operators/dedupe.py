@@ -196,6 +196,8 @@ _COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE
 class DedupeOperator(TaskOperator):
     """Deduplicates the records of one task."""
 
+    _state: DedupeState
+
     def __init__(
         self,
         runtime: WorkerStorageRuntime,

@@ -66,16 +66,6 @@ class PaneRows(NamedTuple):
     states: list[pa.Array]
 
 
-class _Assigned(NamedTuple):
-    """The pane of every record of a batch; `first_start` is 0 where all windows of a record accept it."""
-
-    taken: Bytes
-    pane_start: Int64s
-    first_start: Int64s
-    accepted: int
-    partly: int
-
-
 CHUNK_BUCKETS = 4  # of window starts that are merged at once
 _NONE, _ZERO = np.empty(0, np.int64), np.zeros(1, np.int32)
 
@@ -112,11 +102,8 @@ class WindowOperator(WindowedOperator):
         if isinstance(kind, Unlimited):
             is_good = (stamped.verdicts == GOOD) | (stamped.verdicts == self._also)
             taken = ((ts >= kind.start_ms) & is_good).astype(np.uint8)
-            panes = _Assigned(
-                taken, np.full(count, kind.start_ms), np.zeros(count, np.int64), int(taken.sum()), 0
-            )
-            put = partial(self._fold, batch, panes)
-            return Taken(taken, np.zeros(count, np.int32), panes.accepted, 0, _no_lines, put)
+            put = partial(self._fold, batch, taken, np.full(count, kind.start_ms, np.int64), None)
+            return Taken(taken, np.zeros(count, np.int32), int(taken.sum()), 0, _no_lines, put)
         taken, late_windows = np.empty(count, np.uint8), np.empty(count, np.int32)
         pane_start, first_start = np.empty(count, np.int64), np.empty(count, np.int64)
         accepted, partly, closed = assign_panes(
@@ -130,17 +117,27 @@ class WindowOperator(WindowedOperator):
             list_late(ts, stamped.judged, late_windows, kind.size_ms, kind.advance_ms, kind.grace_ms, *lines)
             return lines
 
-        put = partial(self._fold, batch, _Assigned(taken, pane_start, first_start, accepted, partly))
+        put = partial(self._fold, batch, taken, pane_start, first_start if partly else None)
         return Taken(taken, late_windows, accepted, closed, late, put)
 
-    def _fold(self, batch: EventBatch, assigned: _Assigned, stream_time: int) -> list[WindowRows]:
-        """Fold records into panes; return the windows that changed, if they are sent."""
-        columns = {"key": batch.key, "ts": int64_column(assigned.pane_start)}
-        if assigned.partly:
-            columns["seq"] = int64_column(assigned.first_start)
+    def _fold(
+        self,
+        batch: EventBatch,
+        taken: Bytes,
+        pane_start: Int64s,
+        first_start: Int64s | None,
+        stream_time: int,
+    ) -> list[WindowRows]:
+        """Fold records into panes; return the windows that changed, if they are sent.
+
+        `first_start` is 0 where all windows of a record accept it; None: everywhere.
+        """
+        columns = {"key": batch.key, "ts": int64_column(pane_start)}
+        if first_start is not None:
+            columns["seq"] = int64_column(first_start)
         rows = pa.RecordBatch.from_pydict({**columns, **self._folds.inputs(batch)})
-        if assigned.accepted < len(batch):
-            rows = rows.take(pa.array(np.flatnonzero(assigned.taken)))
+        if not taken.all():
+            rows = rows.take(pa.array(np.flatnonzero(taken)))
         returning: Returning | None = None
         if self._sends_updates:
             returning = "merged" if self._is_plain else "touched"
@@ -198,9 +195,8 @@ class WindowOperator(WindowedOperator):
             width = self._store.index.spec.bucket_ms
             for start in self._store.bucket_starts(first, last):
                 found = self._scanned(max(first, start), min(last, _end(start, width) - 1))
-                if found:
-                    joined = _join(found)
-                    rows = _there(self._rows(joined.keys, joined.ts, joined.states))
+                if found is not None:
+                    rows = _there(self._rows(found.keys, found.ts, found.states))
                     if len(rows):
                         yield in_order(rows)
             return
@@ -212,11 +208,10 @@ class WindowOperator(WindowedOperator):
         for chunk in sorted(chunks):
             low, high = max(first, chunk * step, 0), min(last, _end(chunk * step, step) - 1)
             found = self._scanned(low, _end(high, size) - 1)
-            if found:
-                joined = _join(found)
-                keys = joined.keys.dictionary_encode()
+            if found is not None:
+                keys = found.keys.dictionary_encode()
                 codes = keys.indices.to_numpy().astype(np.int32, copy=False)
-                rows = _there(self._merged(keys.dictionary, codes, joined, low, high, None))
+                rows = _there(self._merged(keys.dictionary, codes, found, low, high, None))
                 if len(rows):
                     yield in_order(rows)
 
@@ -240,16 +235,18 @@ class WindowOperator(WindowedOperator):
         ts, seq, *states = rows.columns
         return numbers.astype(np.int32), PaneRows(keys.take(pa.array(numbers)), words(ts), words(seq), states)
 
-    def _scanned(self, first: int, last: int) -> list[PaneRows]:
+    def _scanned(self, first: int, last: int) -> PaneRows | None:
         """Return all panes that start from `first` to `last`; `OverloadError` if their lists are too large."""
-        found, nbytes = list[PaneRows](), 0
+        batches, nbytes = list[pa.RecordBatch](), 0
         for batch in self._store.scan(first, last):
-            keys, ts, seq, *states = batch.columns
-            piece = PaneRows(keys, words(ts), words(seq), states)
-            found.append(piece)
-            nbytes += list_bytes(piece.states)
-            self._runtime.scratch.check(nbytes, lambda: _largest(found))
-        return found
+            batches.append(batch)
+            nbytes += list_bytes(batch.columns[3:])
+            self._runtime.scratch.check(nbytes, lambda: _largest(batches))
+        if not batches:
+            return None
+        whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        keys, ts, seq, *states = whole.columns
+        return PaneRows(keys, words(ts), words(seq), states)
 
     @property
     def _hopping(self) -> Hopping:
@@ -390,25 +387,11 @@ def _clusters(pieces: Sequence[TouchedRows], size: int) -> list[list[TouchedRows
     return clusters
 
 
-def _largest(pieces: Sequence[PaneRows]) -> str:
-    """Return the pane with the longest lists."""
-    piece = max(pieces, key=lambda each: list_bytes(each.states))
-    row = int(np.argmax(merge_needs(piece.states)))
-    return window_words(piece.keys[row].as_py(), int(piece.ts[row])) + " and others that end with it"
-
-
-def _join(pieces: Sequence[PaneRows]) -> PaneRows:
-    if len(pieces) == 1:
-        return pieces[0]
-    return PaneRows(
-        pa.concat_arrays([piece.keys for piece in pieces]),
-        np.concatenate([piece.ts for piece in pieces]),
-        np.concatenate([piece.seq for piece in pieces]),
-        [
-            pa.concat_arrays(list(columns))
-            for columns in zip(*(piece.states for piece in pieces), strict=True)
-        ],
-    )
+def _largest(panes: Sequence[pa.RecordBatch]) -> str:
+    """Describe the pane with the longest lists."""
+    batch = max(panes, key=lambda each: list_bytes(each.columns[3:]))
+    row = int(np.argmax(merge_needs(batch.columns[3:])))
+    return window_words(batch["key"][row].as_py(), batch["ts"][row].as_py()) + " and others that end with it"
 
 
 def _end(start: int, size: int) -> int:

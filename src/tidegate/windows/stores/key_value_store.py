@@ -53,11 +53,6 @@ class KeyValueStore(ValueStore):
             store = WindowsState(StoreSpec(store, Merge.LAST, PAYLOAD))
         super().__init__(context, store, retention=None, timestamped=timestamped, changelog=changelog)
 
-    @property
-    def approximate_entries(self) -> int:
-        """Rows in storage; overwritten and deleted ones count until compaction."""
-        return self.index.total_rows
-
     def put(self, key: bytes, value: bytes | None, *, value_ts: int = 0, **at: Unpack[At]) -> None:
         """Set a key's value; None deletes it."""
         self.put_all([one_key(key)], [value], value_ts=value_ts, **each_at(at))

@@ -325,11 +325,6 @@ class ValueStore(SegmentedStore):
         return self.expiry.interval_ms
 
     @property
-    def logging(self) -> bool:
-        """Whether puts are written to a changelog."""
-        return self._changelog is not None
-
-    @property
     def _values(self) -> WindowsState:
         """The state of a store of byte values; `InvalidError` for one of other columns."""
         if not isinstance(self.state, WindowsState):
