@@ -230,8 +230,8 @@ def test_a_damaged_seal_is_made_anew(folder: Path) -> None:
     seal.write_bytes(flipped(seal.read_bytes(), 40))
     (found,) = verified(folder, 1)
     told = f"{found['message']}; {found['remedy']}"
-    assert seal.stem in typed(told, "log.seals.Seal.from_bytes: verify", expect=1)
-    typed(told, "log.seals.Seal.from_bytes: log reseal")
+    assert seal.stem in typed(told, "log.seals._unreadable: verify", expect=1)
+    typed(told, "log.seals._unreadable: log reseal")
     assert verified(folder, 0) == []
 
 

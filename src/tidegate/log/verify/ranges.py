@@ -29,8 +29,7 @@ from tidegate.kernels.record_batch import HEADER_ROW
 from tidegate.log.batch_file import next_sound_batch
 from tidegate.log.dump.records import WINDOW_BYTES
 from tidegate.log.format.partition_files import INDEX, offset_file
-from tidegate.log.verify.findings import Finding, Findings
-from tidegate.log.verify.scan import RecordTap, SegmentScan, SoundMessage, Unparsed, parse_records
+from tidegate.log.verify.scan import Damage, RecordTap, SegmentScan, SoundMessage, Unparsed, parse_records
 
 if TYPE_CHECKING:
     from tidegate.log.format.decode import BatchTable
@@ -55,14 +54,6 @@ class RangeOrder:
     deep: bool = True
 
 
-class Damage(NamedTuple):
-    """A finding of `SegmentScan` after the first `rows` batches, and the offsets it hides."""
-
-    rows: int
-    finding: Finding
-    hidden: tuple[tuple[int, int], ...]
-
-
 @dataclass(slots=True)
 class RangeEvidence:
     """The result of a walk; `start` is None if there was no sound batch."""
@@ -84,26 +75,11 @@ class RangeEvidence:
         return not self.damages and not self.unparsed and not self.is_torn and not self.has_messages
 
 
-class _Noted(Findings):
-    """All findings of a walk in order, each with the number of batches before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[tuple[int, Finding]] = []
-        self.rows = 0
-
-    def put(self, finding: Finding) -> None:
-        self.told.append((self.rows, finding))
-
-
 def scan_range(order: RangeOrder, *, files: Files, tap: RecordTap | None = None) -> RangeEvidence:
     """Walk a range and return its evidence; `tap` receives its records."""
     evidence = RangeEvidence(order, end=order.start, next_offset=order.base_offset)
     with files.open(order.path) as file:
-        noted = _Noted()
-        scan = SegmentScan(
-            file, order.base_offset, order.limit_offset, order.is_last, order.acknowledged, noted
-        )
+        scan = SegmentScan(file, order.base_offset, order.limit_offset, order.is_last, order.acknowledged)
         scan.stop = order.stop
         if order.next_offset is not None:
             scan.next_offset = order.next_offset
@@ -116,24 +92,21 @@ def scan_range(order: RangeOrder, *, files: Files, tap: RecordTap | None = None)
                 return evidence
             scan.position = first[0]
         evidence.start = scan.position
-        _walk(scan, noted, evidence, tap)
+        _walk(scan, evidence, tap)
     if tap is not None and not evidence.is_sound:
         tap.spoiled()
     return evidence
 
 
-def _walk(scan: SegmentScan, noted: _Noted, evidence: RangeEvidence, tap: RecordTap | None) -> None:
+def _walk(scan: SegmentScan, evidence: RangeEvidence, tap: RecordTap | None) -> None:
     tables: list[NDArray[Any]] = []
-    hidden = told = 0
     for piece in scan:
-        told, hidden = _take_damage(scan, noted, evidence, told, hidden)
         if isinstance(piece, SoundMessage):
             evidence.has_messages = True
             break
         rows = piece.table.rows.copy()
         rows["position"] += piece.position
         tables.append(rows)
-        noted.rows += len(rows)
         controls = np.flatnonzero(piece.table.is_control)
         for at, size in zip(
             piece.table.position[controls].tolist(), piece.table.size[controls].tolist(), strict=True
@@ -141,19 +114,9 @@ def _walk(scan: SegmentScan, noted: _Noted, evidence: RangeEvidence, tap: Record
             evidence.controls[piece.position + at] = bytes(piece.control(at, size))
         if evidence.order.deep:
             evidence.unparsed += parse_records(piece, evidence.order.path, tap)
-    _take_damage(scan, noted, evidence, told, hidden)
+    evidence.damages = scan.damages
     evidence.rows = np.concatenate(tables) if tables else evidence.rows
     evidence.end, evidence.next_offset, evidence.is_torn = scan.position, scan.next_offset, scan.is_torn
-
-
-def _take_damage(
-    scan: SegmentScan, noted: _Noted, evidence: RangeEvidence, told: int, hidden: int
-) -> tuple[int, int]:
-    """Add the findings since the last call; a batch comes after all damage before it."""
-    for number, said in enumerate(noted.told[told:]):
-        places = tuple(scan.damaged[hidden:]) if number == 0 else ()
-        evidence.damages.append(Damage(*said, places))
-    return len(noted.told), len(scan.damaged)
 
 
 # -- combining evidence ----------------------------------------------------------------------------
@@ -176,13 +139,13 @@ class GatheredRun:
 class GatheredScan:
     """One log segment, rebuilt from its evidence; iterates like `SegmentScan`."""
 
-    def __init__(self, parts: Sequence[RangeEvidence], findings: Findings, size: int) -> None:
-        self._parts, self._findings = parts, findings
+    def __init__(self, parts: Sequence[RangeEvidence], size: int) -> None:
+        self._parts = parts
         self.size = size
         self.position = 0
         self.next_offset = parts[-1].next_offset if parts else 0
         self.is_torn = any(part.is_torn for part in parts)
-        self.damaged: list[tuple[int, int]] = []
+        self.damages: list[Damage] = []
 
     def __iter__(self) -> Iterator[GatheredRun]:
         rows = np.concatenate([part.rows for part in self._parts])
@@ -190,14 +153,13 @@ class GatheredScan:
         unparsed = [each for part in self._parts for each in part.unparsed]
         before, damages = 0, list[Damage]()
         for part in self._parts:
-            damages += [damage._replace(rows=damage.rows + before) for damage in part.damages]
+            damages += [damage._replace(batches=damage.batches + before) for damage in part.damages]
             before += len(part.rows)
         done = 0
         for damage in damages:
-            yield from self._stretch(rows[done : damage.rows], controls, unparsed)
-            done = damage.rows
-            self.damaged += damage.hidden
-            self._findings.put(damage.finding)
+            yield from self._stretch(rows[done : damage.batches], controls, unparsed)
+            done = damage.batches
+            self.damages.append(damage)
         yield from self._stretch(rows[done:], controls, unparsed)
         self.position = self._parts[-1].end
 

@@ -44,7 +44,7 @@ from tidegate.log.checkpoints import has_clean_shutdown, read_offsets
 from tidegate.log.dump.records import WINDOW_BYTES, LegacyRecord, inner_records, read_message
 from tidegate.log.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, START_LAYOUT, batch_crc
 from tidegate.log.format.partition_files import LOG, offsets_of
-from tidegate.log.verify.findings import Findings, Severity
+from tidegate.log.verify.findings import Finding, Findings, Severity
 from tidegate.log.watermark import WATERMARK_NAME, Watermark, is_certain, newest, read_slots
 
 if TYPE_CHECKING:
@@ -316,6 +316,14 @@ class SoundMessage:
     inner: list[LegacyRecord]
 
 
+class Damage(NamedTuple):
+    """A finding after the first `batches` sound batches; `hidden`: first and next known offset of what it hides."""
+
+    batches: int
+    finding: Finding
+    hidden: tuple[tuple[int, int], ...]
+
+
 @dataclass(slots=True)
 class SegmentScan:
     """A scan of one `.log` file. `next_offset` follows the last sound batch; offsets below `acknowledged` must exist.
@@ -328,13 +336,13 @@ class SegmentScan:
     limit_offset: int
     is_last: bool
     acknowledged: int
-    findings: Findings
     next_offset: int = 0
     position: int = 0
     stop: int | None = None
     is_torn: bool = False
-    damaged: list[tuple[int, int]] = field(default_factory=list)
-    """(first offset, next known offset) of each stretch that cannot be read."""
+    damages: list[Damage] = field(default_factory=list)
+    """What was found so far; the damage before a piece is there when the piece comes."""
+    _batches: int = 0
 
     def __post_init__(self) -> None:
         self.next_offset = self.base_offset
@@ -431,6 +439,7 @@ class SegmentScan:
     def _passed(self, table: BatchTable) -> None:
         if len(table):
             self.next_offset = int(table.last_offset[-1]) + 1
+            self._batches += len(table)
 
     # -- damage ----------------------------------------------------------------------------------
 
@@ -454,32 +463,35 @@ class SegmentScan:
             what = f"the last {end - start} bytes are no whole batch"
         if self.is_last and not whole and self.next_offset >= self.acknowledged:
             self.is_torn = True
-            self.findings.add(
-                "tail",
-                self.path,
-                f"{what}; nothing acknowledged is known to be in them",
-                "opening the log for writing recovers it",
-                severity=Severity.NOTICE if zeros else Severity.WARNING,
-                position=start,
-                offset=self.next_offset,
-            )
+            severity = Severity.NOTICE if zeros else Severity.WARNING
+            what = f"{what}; nothing acknowledged is known to be in them"
+            self._tell("tail", severity, start, what, "opening the log for writing recovers it", ())
             return
         self._report(start, end, what, self.acknowledged if self.is_last else self.limit_offset)
 
     def _report(self, start: int, end: int, what: str, next_known: int | None) -> None:
         lost = ""
-        self.damaged.append((self.next_offset, next_known if next_known is not None else self.limit_offset))
+        hidden = (self.next_offset, next_known if next_known is not None else self.limit_offset)
         if next_known is not None and next_known > self.next_offset:
             lost = f"; offsets {self.next_offset} to {next_known - 1} cannot be read"
-        self.findings.add(
-            "corrupt",
-            self.path,
-            f"{what}; bytes {start} to {end - 1} are damaged{lost}",
+        what = f"{what}; bytes {start} to {end - 1} are damaged{lost}"
+        remedy = (
             "restore the file from a replica or backup; "
-            f"`tidegate log dump {shlex.quote(str(self.path))}` shows what is readable",
-            position=start,
-            offset=self.next_offset,
+            f"`tidegate log dump {shlex.quote(str(self.path))}` shows what is readable"
         )
+        self._tell("corrupt", Severity.FAULT, start, what, remedy, (hidden,))
+
+    def _tell(
+        self,
+        kind: str,
+        severity: Severity,
+        position: int,
+        what: str,
+        remedy: str,
+        hidden: tuple[tuple[int, int], ...],
+    ) -> None:
+        finding = Finding(kind, severity, self.path, position, self.next_offset, None, what, remedy)
+        self.damages.append(Damage(self._batches, finding, hidden))
 
     def _is_whole_behind_header(self, start: int, end: int) -> bool:
         """Return whether the last batch is complete but has a damaged length or magic. A torn one fails its CRC."""

@@ -39,6 +39,7 @@ from tidegate.log.verify.producer_checks import (
 from tidegate.log.verify.ranges import GatheredRun, GatheredScan, RangeEvidence
 from tidegate.log.verify.scan import (
     Compaction,
+    Damage,
     PartitionTarget,
     RecordTap,
     SegmentScan,
@@ -263,8 +264,8 @@ class Audit:
     def _scan(self, file: File, base: int, limit: int, is_last: bool) -> SegmentScan | GatheredScan:
         gathered = None if self._gathered is None else self._gathered.get(base)
         if gathered is not None:
-            return GatheredScan(gathered, self._findings, file.size())
-        return SegmentScan(file, base, limit, is_last, self._target.acknowledged, self._findings)
+            return GatheredScan(gathered, file.size())
+        return SegmentScan(file, base, limit, is_last, self._target.acknowledged)
 
     def _segment(self, base: int, limit: int, *, is_last: bool) -> None:
         path = offset_file(self._folder, base, LOG)
@@ -274,10 +275,7 @@ class Audit:
             scan = self._scan(file, base, limit, is_last)
             done, known, faults = 0, 0, self._findings.faults
             for piece in scan:
-                self._sequences.damaged.extend(scan.damaged[known:])
-                if known < len(scan.damaged):
-                    self._irregular()
-                known = len(scan.damaged)
+                known = self._note_damage(scan.damages, known)
                 if isinstance(piece, SoundMessage):
                     self._message(piece, path)
                 else:
@@ -285,14 +283,15 @@ class Audit:
                     indexes.run(piece)
                 self._progress(scan.position - done, 0, self._findings.faults - faults)
                 done, faults = scan.position, self._findings.faults
+            self._note_damage(scan.damages, known)
             size = file.size()
             self._progress(size - done, 0, self._findings.faults - faults)
-        self._sequences.damaged.extend(scan.damaged[known:])
-        if scan.is_torn or scan.damaged:
+        is_torn = scan.is_torn or any(damage.hidden for damage in scan.damages)
+        if is_torn:
             self._irregular()
         self._report.bytes += size
         self._report.next_offset = max(self._report.next_offset, scan.next_offset)
-        indexes.finish(scan.next_offset, is_torn=scan.is_torn or bool(scan.damaged))
+        indexes.finish(scan.next_offset, is_torn=is_torn)
         self._transactions.segment_ended(
             self._folder,
             base,
@@ -300,6 +299,15 @@ class Audit:
             compacted=self._report.compaction is Compaction.YES,
             growing=Growing(path, scan.next_offset, scan.position) if is_last else None,
         )
+
+    def _note_damage(self, damages: Sequence[Damage], known: int) -> int:
+        """Report damage beyond the first `known` ones, and return how many there are."""
+        for damage in damages[known:]:
+            self._findings.put(damage.finding)
+            self._sequences.damaged.extend(damage.hidden)
+            if damage.hidden:
+                self._irregular()
+        return len(damages)
 
     def _run(self, run: SoundRun | GatheredRun, path: Path, base: int, limit: int) -> None:
         table = run.table
