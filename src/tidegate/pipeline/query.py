@@ -454,7 +454,7 @@ class Run:
                         raise
                     # the process before has its files open until it is fenced
                     reached_ms = reached_ms or began_ms
-                elif self._stopping:
+                elif self._is_asked_to_stop():
                     break  # the current round is abandoned and not committed
                 if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:
                     raise
@@ -481,6 +481,11 @@ class Run:
         self._coordinator.deliver_outstanding()
         self._mark_reached()
         return self._progress.lag_records == 0, False
+
+    def _is_asked_to_stop(
+        self,
+    ) -> bool:  # by another thread, which a type checker does not expect in the loop
+        return self._stopping
 
     def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
         """Do a step, and deliver its results if no round follows immediately."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 
 from tidegate.durations import DurationLike
 from tidegate.errors import InvalidError
@@ -203,7 +203,7 @@ class WorkerSetup:
         return replace(config, max_tasks=tasks, **limits_of(config, tasks, config.worker_total_bytes))
 
 
-def limits_of(config: StorageConfig, tasks: int, total_bytes: int) -> dict[str, TenantLimits]:
+def limits_of(config: StorageConfig, tasks: int, total_bytes: int) -> dict[str, Any]:
     """Return the limits of so many tasks that share so many bytes: each keeps its share under pressure."""
     limits = {name: getattr(config, name) for name in ("write_buffer", "base_runs", "state_cache")}
     wanted = tasks * sum(each.reserve_bytes for each in limits.values())
