@@ -128,7 +128,7 @@ class _Reading:
         self._start, self._end, self._most = start, end, most
         self._stop = max(end + is_inclusive, start + 1)
         # The last stream time at which it takes a record, where the late table does not tell.
-        self._closes_at = None
+        self._closes_at: int | None = None
         if isinstance(kind, Sliding):
             self._closes_at = end + kind.grace_ms
         elif isinstance(kind, Hopping) and flow.window is not None and flow.window.late is None:
