@@ -111,3 +111,24 @@ def test_explain_says_what_happens_to_them(tmp_path) -> None:
     assert "a copy is told" not in distinct(tmp_path, lambda stream: stream.key_by("id")).explain(
         sample=False
     )
+
+
+@pytest.mark.parametrize("rekeyed", [False, True])
+@pytest.mark.parametrize("round_records", [1, 1000])
+def test_a_record_without_an_id_counts_though_it_is_the_newest(
+    tmp_path: Path, round_records: int, rekeyed: bool
+) -> None:
+    """It was set aside as too far ahead: of four records two were in the windows."""
+    with tg.Log(tmp_path / "log") as log:
+        log.create_topic("events", 1)
+        values = ['{"id":"a","by":"x"}', '{"by":"x"}', '{"id":"b","by":"x"}', '{"by":"x"}']
+        times = [TEN, TEN + 30_000, TEN + 31_000, TEN + 90_000]
+        log.writer("events").write(pa.table({"key": ["k"] * 4, "value": values, "timestamp": times}))
+    app = tg.App("once", data=tmp_path)
+    stream = app.stream("events", value=tg.Json(id="string", by="string"))
+    stream = stream.key_by("by", shards=2) if rekeyed else stream
+    stream.drop_duplicates("id", "10m").window(tg.Tumbling("1m")).count("n").to_table("counts")
+    app.run("local", until="caught_up", round_records=round_records)
+    with app.open_table("counts") as table:
+        assert [row.value["n"] for row in table.all()] == [3, 1]
+    assert app.late("counts").num_rows == 0

@@ -234,3 +234,38 @@ def test_tables_go_to_sql_parquet_and_frames(tmp_path: Path) -> None:
         assert table.export(tmp_path / "totals.parquet") == len(table.all())
         assert table.to_pandas()["n"].sum() == 6
         assert table.to_polars()["n"].sum() == 6
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_an_explanation_names_the_records_that_count_and_no_others(tmp_path: Path, refresh: bool) -> None:
+    """A copy at exactly `within` is none, and one in between is a copy of either: it named 19 and not 10."""
+    seconds = [0, 10, 5, 19, 28, 21, 45]
+    write(tmp_path, [("ann", at, 1.0) for at in seconds])
+    app = tg.App("shop", data=tmp_path)
+    stream = app.stream("clicks", value=tg.Json(x="double"))
+    unique = stream.drop_duplicates("x", "10s", grace="1h", refresh=refresh)
+    unique.window(tg.Tumbling("1m", grace="1h", retention="1d")).agg(at=tg.collect("x")).to_table("t")
+    unique.to_topic("once")
+    app.run("local", until="caught_up")
+    with tg.Log(app.log, read_only=True) as log:
+        counted = sorted(log.reader("once").read_all()["timestamp"].cast(pa.int64()).to_pylist())
+    with app, app.open_table("t") as table:
+        found = table.explain("ann", TEN)
+    assert sorted(each.timestamp for each in found.contributions if each.outcome == "counted") == counted
+    assert [TEN + 1000 * at for at in ([0, 10, 28, 45] if not refresh else [0, 10, 45])] == counted
+
+
+@pytest.mark.parametrize("late", ["keep", "drop"])
+@pytest.mark.parametrize("kind", [tg.Tumbling("10s"), tg.Hopping("10s", "5s", grace="3s")])
+def test_an_explanation_names_late_records_also_where_they_are_not_kept(
+    tmp_path: Path, kind: Any, late: Any
+) -> None:
+    write(tmp_path, [("ann", at, 1.0) for at in (1, 9, 12, 8, 13, 7, 30, 2)])
+    app = app_of(tmp_path, kind, late=late, future=None)
+    app.run("local", until="caught_up", round_records=3)
+    with app, app.open_table("totals") as table:
+        found = table.explain("ann", TEN)
+        assert found.counted == table.get("ann", TEN)["n"]
+    outcomes = {each.offset: each.outcome for each in found.contributions}
+    too_late = {3, 5, 7} if isinstance(kind, tg.Tumbling) else {5, 7}
+    assert {offset for offset, outcome in outcomes.items() if outcome == "late"} == too_late

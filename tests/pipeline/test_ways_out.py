@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 import tidegate as tg
 from tidegate.cli.main import run as cli
 from tidegate.errors import InvalidError
-from tidegate.pipeline.admin import app_status, replay_app, resume_partition
+from tidegate.pipeline.admin import app_commits, app_status, replay_app, resume_partition
 from tidegate.storage import open_backend
 
 TEN = 1_767_261_600_000
@@ -136,3 +137,125 @@ def test_offsets_that_are_none_are_refused_and_skipped_ones_are_recorded(tmp_pat
     assert (loss.first, loss.end) == (4, 6)
     app_of(tmp_path).run("local", until="caught_up")
     assert counted(tmp_path) == {"a": 2}  # of an empty state
+
+
+# -- flows that read what others of the app write -------------------------------------------------
+
+
+def chained(folder: Path, emit: str) -> tg.App:
+    """Windows over the app's own windows, and over records that it copied."""
+    app = tg.App("chain", data=folder)
+    clicks = app.stream("clicks", value=tg.Json(x="int64"))
+    clicks.window(tg.Tumbling("1s", grace="1m"), emit=emit).agg(n=tg.count()).to_topic(
+        "seconds", value=tg.Json(n="int64")
+    )
+    clicks.filter("x >= 0").to_topic("copied")
+    changes = app.changes("seconds", value=tg.Json(n="int64"), window_size="1s")
+    changes.window(tg.Tumbling("1h", grace="1h")).agg(n=tg.sum("n")).to_table("by_changes")
+    copied = app.stream("copied", value=tg.Json(x="int64")).key_by("x", shards=2)
+    copied.drop_duplicates("x", "1ms", grace="1h").window(tg.Tumbling("1h", grace="1h")).count("n").to_table(
+        "by_copies"
+    )
+    return app
+
+
+def chain_counts(folder: Path, emit: str) -> tuple[int, int]:
+    app, found = chained(folder, emit), []
+    for name in ("by_changes", "by_copies"):
+        with app.open_table(name) as table:
+            found.append(sum(row.value["n"] for row in table.all()))
+    return found[0], found[1]
+
+
+def ran_chain(folder: Path, emit: str, *, size: int = 1000) -> tuple[int, int]:
+    app = chained(folder, emit)
+    assert app.run("local", until="caught_up", close=emit == "close", round_records=size).stopped == ()
+    return chain_counts(folder, emit)
+
+
+def clicks(folder: Path, first: int, count: int) -> None:
+    with tg.Log(folder / "log") as log:
+        log.create_topic("clicks", 2, if_not_exists=True)
+        numbers = range(first, first + count)
+        rows = {"key": [f"k{x % 5}" for x in numbers], "value": [f'{{"x":{x}}}' for x in numbers]}
+        log.writer("clicks").write(pa.table({**rows, "timestamp": [TEN + x * 300 for x in numbers]}))
+
+
+@pytest.mark.parametrize("emit", ["update", "close"])
+@pytest.mark.parametrize("way", ["replay", "reset"])
+def test_an_app_that_starts_over_counts_its_own_results_once(tmp_path: Path, way: str, emit: str) -> None:
+    """Each replay added the results that were sent before it: 60, 120, 180."""
+    clicks(tmp_path, 0, 60)
+    assert ran_chain(tmp_path, emit, size=40) == (60, 60)
+    for _ in range(2):
+        assert cli(["app", way, "chain", "--state", str(tmp_path / "state"), "--yes"]) == 0
+        assert ran_chain(tmp_path, emit, size=40) == (60, 60)
+    if emit == "update":  # the other one has ended its input
+        clicks(tmp_path, 60, 10)
+        assert ran_chain(tmp_path, emit) == (70, 70)
+
+
+@pytest.mark.parametrize("emit", ["update", "close"])
+def test_an_app_that_goes_back_to_any_commit_counts_its_own_results_once(tmp_path: Path, emit: str) -> None:
+    """Also twice in a row: the second time over what the first one left out and sent again."""
+    whole = tmp_path / "whole"
+    clicks(whole, 0, 60)
+    ran_chain(whole, emit, size=30)
+    kept = commits_of(whole)
+    assert len(kept) > 5
+    for round in kept:
+        folder = tmp_path / f"{round}"
+        shutil.copytree(whole, folder)
+        for to in (round, None):
+            first = commits_of(folder)[0]
+            replay_app(open_backend(folder / "state"), "chain", to_round=to or first)
+            assert ran_chain(folder, emit, size=25) == (60, 60), (round, to or first)
+
+
+def commits_of(folder: Path) -> list[int]:
+    return [each.round for each in app_commits(open_backend(folder / "state"), "chain") if not each.change]
+
+
+def test_a_flow_that_is_replayed_from_offsets_takes_those_that_read_it_with_it(tmp_path: Path) -> None:
+    clicks(tmp_path, 0, 60)
+    ran_chain(tmp_path, "close")
+    backend = open_backend(tmp_path / "state")
+    offsets = {"copied": {0: 0, 1: 0}}
+    with pytest.raises(InvalidError, match=r"by_copies reads copied, .* give by_copies:0=\d+ or more, too"):
+        replay_app(backend, "chain", from_offsets=offsets)
+    ends = app_status(backend, "chain").positions["by_copies"]
+    replay_app(backend, "chain", from_offsets={**offsets, "by_copies": ends})
+    assert ran_chain(tmp_path, "close") == (60, 60)
+
+
+def test_a_commit_from_before_the_app_was_started_over_is_not_gone_back_to_blindly(tmp_path: Path) -> None:
+    clicks(tmp_path, 0, 60)
+    ran_chain(tmp_path, "close", size=30)
+    backend, kept = open_backend(tmp_path / "state"), commits_of(tmp_path)
+    replay_app(backend, "chain")
+    with pytest.raises(InvalidError, match="from before app chain was started over"):
+        replay_app(backend, "chain", to_round=kept[2])
+    assert ran_chain(tmp_path, "close") == (60, 60)
+
+
+@pytest.mark.parametrize("latest", ["copied", "clicks"])
+def test_a_new_app_does_not_count_what_another_one_sent(tmp_path: Path, latest: str) -> None:
+    """Running it under a new name is a way out that errors name: it counted 60 records twice."""
+
+    def renamed(**starts: str) -> tg.App:
+        app = tg.App("renamed", log=tmp_path / "log", state=tmp_path / "renamed")
+        app.stream("clicks", value=tg.Json(x="int64"), start=starts.get("clicks", "earliest")).filter(
+            "x >= 0"
+        ).to_topic("copied")
+        copied = app.stream("copied", value=tg.Json(x="int64"), start=starts.get("copied", "earliest"))
+        copied.window(tg.Tumbling("1h")).count("n").to_table("counts")
+        return app
+
+    clicks(tmp_path, 0, 60)
+    assert ran_chain(tmp_path, "update") == (60, 60)
+    with pytest.raises(InvalidError, match=r"copied holds 60 records already.*start='latest'"):
+        renamed().run("local", until="caught_up")
+    app = renamed(**{latest: "latest"})
+    app.run("local", until="caught_up")
+    with app.open_table("counts") as table:
+        assert sum(row.value["n"] for row in table.all()) == 60

@@ -29,7 +29,7 @@ from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.messages import Held, resume_command
 from tidegate.pipeline.planner import RECREATED, held_of
 from tidegate.pipeline.progress import StoppedPartition, acknowledged, new_faults, read_once, stopped_of
-from tidegate.pipeline.recovery import REPLAYED
+from tidegate.pipeline.recovery import REPLAYED, RESET
 from tidegate.randomness import SystemRandomness
 from tidegate.storage import open_backend
 from tidegate.storage.backends.base import ObjectInfo, StorageBackend
@@ -108,6 +108,27 @@ def _check_offsets(records: Records, commit: CommitRecord, offsets: Mapping[str,
                 f"app {commit.app}: flow {flow} is re-keyed, so its state is of all source partitions together and "
                 f"begins empty for all of them; give offsets for {left}, too"
             )
+    written = _writers(records, commit)
+    for reader, topic in _topics(records, commit).items():
+        if not offsets.keys() & written.get(topic, set()):
+            continue
+        for number, end in commit.ends.get(topic, {}).items():
+            if offsets.get(reader, {}).get(number, -1) < end:
+                raise InvalidError(
+                    f"app {commit.app}: flow {reader} reads {topic}, which gets the results of the replay again, so it "
+                    f"would count them twice; give {reader}:{number}={end} or more, too (its state begins empty), or "
+                    f"compute everything again with `tidegate app replay {commit.app}`"
+                )
+
+
+def _writers(records: Records, commit: CommitRecord) -> dict[str, set[str]]:
+    """Return the topics that the app writes, each with the flows that write it."""
+    found: dict[str, set[str]] = {}
+    for line in records.flows_of(commit):
+        for sink in msgspec.json.decode(line.description)["sinks"]:
+            if "topic" in sink:
+                found.setdefault(sink["topic"], set()).add(line.name)
+    return found
 
 
 def _rekeyed(records: Records, commit: CommitRecord) -> set[str]:
@@ -284,7 +305,7 @@ def reset_app(backend: StorageBackend, app: str) -> CommitInfo:
 
     Results that were delivered stay in their topics; new ones follow them.
     """
-    return _edited(backend, app, lambda records, commit: _emptied(commit, "reset"), repairs=True)
+    return _edited(backend, app, lambda records, commit: _emptied(commit, RESET), repairs=True)
 
 
 def replay_app(
@@ -478,11 +499,37 @@ def _gone_back(records: Records, commit: CommitRecord, to_round: int) -> CommitR
     _require_not_ahead(records, commit, then)
     return replace(
         then,
+        sources=_behind_what_was_sent(records, commit, then),
         deliveries=commit.deliveries,
         ends=commit.ends,
         losses=commit.losses,
         change=f"back to commit {to_round}",
     )
+
+
+def _behind_what_was_sent(
+    records: Records, commit: CommitRecord, then: CommitRecord
+) -> tuple[SourceLine, ...]:
+    """Return the sources of an earlier commit; those that read topics of the app leave out what was sent since then,
+    which is sent again."""
+    topics, written = _topics(records, then), _writers(records, then)
+    later = [_sound(records, round) for round in range(then.round + 1, commit.round + 1)]
+    started_over = any(each is not None and not each.definition for each in later)
+    lines = list[SourceLine]()
+    for line in then.sources:
+        topic = topics[line.flow]
+        before = then.ends.get(topic, {}).get(line.partition, line.next_offset)
+        now = commit.ends.get(topic, {}).get(line.partition)
+        if topic in written and now is None and started_over:
+            raise InvalidError(
+                f"commit {then.round} is from before app {commit.app} was started over, so it is not known how much of "
+                f"{topic} flow {line.flow} would read twice: compute everything again with `tidegate app replay "
+                f"{commit.app}`"
+            )
+        if topic in written and now is not None and now > before:
+            line = replace(line, skipped=(*line.skipped, (before, now)))
+        lines.append(line)
+    return tuple(lines)
 
 
 def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecord) -> None:

@@ -91,7 +91,7 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `state` is the reader's own; a large one is stored as an object: `apart` is its name and `state` its digest.
     `seen_ms` is the time of the last round that had records of it, or of the first that asked for some. `topic_id`
     is the id of the topic that `next_offset` counts in; empty until a round has seen it. `skipped` are offset ranges
-    (first, next) that were set to be left out after they were read; they are still held back.
+    (first, next) to leave out: before `next_offset` of records that are held back, behind it of records to read.
     """
 
     flow: str
@@ -524,6 +524,10 @@ def _sources(
     for loss in plan.losses:
         line = lines[loss.flow, loss.partition]
         lines[loss.flow, loss.partition] = replaced(line, next_offset=loss.end, stopped=None)
+    for each in plan.ranges:
+        line = lines[each.flow, each.partition]
+        if each.start > line.next_offset:
+            lines[each.flow, each.partition] = replaced(line, next_offset=each.start)
     for result in results:
         source = (result.flow, result.partition)
         line = lines[source]
@@ -547,7 +551,7 @@ def _sources(
 
 
 def _still_skipped(sources: Iterable[SourceLine], tasks: Iterable[TaskLine]) -> tuple[SourceLine, ...]:
-    """The sources, without skipped offsets that no task holds back any more."""
+    """The sources, without skipped offsets that are behind them and that no task holds back any more."""
     least: dict[tuple[str, int], int] = {}
     for task in tasks:
         for partition, offset in ({} if task.held is None else task.held.offsets).items():
@@ -556,7 +560,7 @@ def _still_skipped(sources: Iterable[SourceLine], tasks: Iterable[TaskLine]) -> 
     lines = []
     for line in sources:
         first = least.get((line.flow, line.partition), LATEST)
-        skipped = tuple(each for each in line.skipped if each[1] > first)
+        skipped = tuple(each for each in line.skipped if each[1] > min(first, line.next_offset))
         lines.append(line if skipped == line.skipped else replaced(line, skipped=skipped))
     return tuple(lines)
 

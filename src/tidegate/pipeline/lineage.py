@@ -19,6 +19,7 @@ Thread rule: pure functions, except for reading the log.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -126,7 +127,12 @@ class _Reading:
         is_inclusive = isinstance(kind, Sliding | Session)
         self._start, self._end, self._most = start, end, most
         self._stop = max(end + is_inclusive, start + 1)
-        self._closes_at = end + kind.grace_ms if isinstance(kind, Sliding) else None
+        # The last stream time at which it takes a record, where the late table does not tell.
+        self._closes_at: int | None = None
+        if isinstance(kind, Sliding):
+            self._closes_at = end + kind.grace_ms
+        elif isinstance(kind, Hopping) and flow.window is not None and flow.window.late is None:
+            self._closes_at = end + kind.grace_ms - 1
         self._stream_time = NO_TIME
         self._raw = flow.key_serde.encode(key)
         self._position = table.position
@@ -136,7 +142,7 @@ class _Reading:
         )
         self._validates = any(isinstance(step, Validate) for step in flow.steps)
         self._aside = _set_aside(table)
-        self._ids: dict[tuple[Deduplicate, Any], tuple[int, int]] = {}
+        self._ids: dict[tuple[Deduplicate, Any], list[tuple[int, int]]] = {}  # times and offsets, ascending
         self._stamps: set[tuple[int, ...]] = set()
         self._read = 0
 
@@ -212,7 +218,7 @@ class _Reading:
         """Return the partition's stream time at each record, as far as it was read.
 
         A late record of a sliding window is counted in those of its windows that are still open, and the late table
-        does not list the others.
+        does not list the others; with `late="drop"` there is no late table.
         """
         values, bad = batch, np.empty(0, np.int64)
         if self._has_own_time:
@@ -265,13 +271,16 @@ class _Reading:
             aside = self._aside.get((number, offset), ())
             if None in id_ or time == NO_TIME or any(each.is_by_dedupe for each in aside):
                 continue
-            earlier = self._ids.get((rule, id_))
-            is_copy = earlier is not None and abs(time - earlier[1]) <= rule.within_ms
-            if earlier is not None and is_copy:
+            known = self._ids.setdefault((rule, id_), [])
+            place = bisect(known, (time, offset))
+            near = [
+                each for each in known[max(0, place - 1) : place + 1] if abs(time - each[0]) < rule.within_ms
+            ]
+            if near:
                 names = ", ".join(rule.columns)
-                found[offset] = "duplicate", f"the same {names} as offset {earlier[0]}"
-            if rule.refresh or not is_copy:
-                self._ids[rule, id_] = (offset, time)
+                found[offset] = "duplicate", f"the same {names} as offset {near[0][1]}"
+            if rule.refresh or not near:
+                known.insert(place, (time, offset))
         return found
 
     def _set_aside_here(self, number: int, offset: int) -> tuple[str, str] | None:

@@ -345,8 +345,15 @@ def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -
         elif not head.start <= start <= head.end:
             draft.halts.append(Halt(line.flow, line.partition, _lost(now.commit.app, line, topic, head)))
             continue
-        if head.end > start:
-            lags[source] = head.end - start
+        end = head.end
+        for first, following in line.skipped:
+            if first <= start < following <= head.end:
+                start = following
+                draft.ranges[source] = Range(line.flow, line.partition, start, start)
+            elif start < following:
+                end = min(end, max(first, start))
+        if end > start:
+            lags[source] = end - start
     return lags
 
 

@@ -445,9 +445,25 @@ class _Opening:
                 f"{_moved(self.setup.app)}"
             )
 
+    def _require_own_results_once(self, facts: Mapping[str, FlowFacts]) -> None:
+        """Refuse a new app that would count results of an earlier one, and its own of the same records."""
+        for flow in facts.values():
+            if not flow.is_stateful or flow.start != "earliest" or not flow.upstream:
+                continue
+            count = sum(head.end - head.start for head in self.heads.of(flow.topic, flow.partitions).values())
+            if count and all(facts[each].start == "earliest" for each in flow.upstream):
+                raise InvalidError(
+                    f"app {self.setup.app} is new, and {flow.topic} holds {count:,} records already, which flow "
+                    f"{flow.name} would count beside those that flow {flow.upstream[0]} sends of all of its source: "
+                    f"let it begin behind them, with start='latest' where it reads {flow.topic}; or let "
+                    f"{flow.upstream[0]} send what is new only, with start='latest' where that reads; or write to "
+                    "another topic"
+                )
+
     def _first(self, lines: Lines) -> CommitRecord:
         now_ms = self.clock.now_ms()
         facts = self.facts(self.setup.flows)
+        self._require_own_results_once(facts)
         sources = [line for flow in facts.values() for line in starting_lines(flow, self.heads, now_ms)]
         return CommitRecord(
             version=VERSION,
@@ -487,7 +503,12 @@ class _Opening:
         sources = [line for line in commit.sources if line.flow not in fresh - same]
         for name in fresh - same:
             flow = facts[name]
-            if commit.change == REPLAYED:
+            again = commit.change == REPLAYED or (
+                commit.change == RESET and all(facts[each].start == "earliest" for each in flow.upstream)
+            )
+            if flow.upstream and again:
+                flow = replace(flow, start="latest")  # what was sent to its source is sent again
+            elif commit.change == REPLAYED:
                 flow = replace(flow, start="earliest")
             sources += starting_lines(flow, self.heads, now_ms)
         have = {(line.flow, line.partition) for line in sources}

@@ -300,7 +300,8 @@ class DedupeOperator(TaskOperator):
         if has_id is not None:
             verdicts[~has_id] = NO_ID
         new = self._decide(batch, stamped.judged, groups, verdicts)
-        events = replace(batch, stream_time=stamped.stream_time)
+        # a record without an id advances no clock here, but it may have where it was read
+        events = batch if self._is_stamped else replace(batch, stream_time=stamped.stream_time)
         return _Judged(events, verdicts, stamped.judged, groups, *new)
 
     def _group(self, key: pa.BinaryArray, ids: pa.BinaryArray, has_id: Flags | None) -> _Groups:
