@@ -180,7 +180,11 @@ def test_a_function_that_ends_the_process_stops_its_partition(
 def test_an_aggregate_that_ends_the_process_is_no_end_of_the_run(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (shop / "clicks.py").read_text().replace('.count()', '.agg(n=tg.reduce("x", leave, state=pa.float64()))')
+    text = (
+        (shop / "clicks.py")
+        .read_text()
+        .replace(".count()", '.agg(n=tg.reduce("x", leave, state=pa.float64()))')
+    )
     leave = "def leave(*_):\n    sys.exit(0)\n"
     (shop / "clicks.py").write_text(f"import sys, pyarrow as pa\n{leave}{text}")
     assert run(["run", "clicks", "--once", "--engine", "local"]) == 2

@@ -156,4 +156,7 @@ def test_what_an_app_table_cannot_be_asked_is_said(capsys: pytest.CaptureFixture
     assert "give START" in said(
         capsys, apps, "explain", "per_minute", "a", "--log", str(apps / "log"), code=2
     )
+    between = ("explain", "per_minute", "a", "2026-01-01T10:00:30Z", "--log", str(apps / "log"))
+    refused = said(capsys, apps, *between, code=2)
+    assert "none starts at 2026-01-01T10:00:30" in refused and "2026-01-01T10:00:00" in refused
     assert lines(capsys, apps, "scan", "counts"), "a stored table is found before an app's"
