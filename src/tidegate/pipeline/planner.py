@@ -401,7 +401,7 @@ def _lost(now: Situation, line: SourceLine, topic: str, head: Head) -> Stop:
         command = resume_command(now.commit.app, line.flow, line.partition, head.end)
         message = (
             f"{where} ends at offset {head.end}, but flow {line.flow} has read up to {line.next_offset}: the topic was "
-            f"made anew or cut. Go on at its end: `{command}`, or read it from its start: "
+            f"made anew or cut, or resumed beyond its end. Go on at its end: `{command}`, or read it from its start: "
             f"`tidegate app reset {now.commit.app}`"
         )
     return Stop(LOST, message, line.next_offset, command)
