@@ -862,7 +862,7 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
     filled(tmp_path, orders(29, 5))
     ran(app)
     records = Records(backend, "shop")
-    Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).run()
+    Collector(records, clock=clock, grace_ms=0, every_ms=0).run()
     assert len(records.rounds()) <= KEPT
     from tidegate.storage.manifest import Token, reachable
 
@@ -898,7 +898,7 @@ def test_a_wrong_wall_clock_never_removes_what_a_commit_will_name(tmp_path: Path
 def test_after_a_jump_of_the_stores_clock_orphans_wait_for_the_grace(jump_ms: int) -> None:
     ours, stores = ManualClock(START), ManualClock(START)
     backend = MemoryBackend(clock=stores)
-    collector = Collector(backend, Records(backend, "shop"), clock=ours, grace_ms=3_600_000, every_ms=0)
+    collector = Collector(Records(backend, "shop"), clock=ours, grace_ms=3_600_000, every_ms=0)
     collector.step()
     name = "shop/per_window/0/packs/0/a.pack"
     if jump_ms > 0:
@@ -934,7 +934,7 @@ def test_letters_of_an_attempt_that_died_are_collected_unless_a_chain_is_broken(
     assert len(written) == 2 and kept in written
     if damaged:
         (Path(app.state) / kept).write_bytes(b"TGDL and nothing else")
-    Collector(backend, Records(backend, "shop"), clock=ManualClock(), grace_ms=0, every_ms=0).run()
+    Collector(Records(backend, "shop"), clock=ManualClock(), grace_ms=0, every_ms=0).run()
     left = {each.name for each in backend.list("apps/shop/letters")}
     assert left == (written if damaged else {kept})
     if not damaged:
