@@ -10,7 +10,7 @@ Flows are matched by name (the name of their first output). Stores keep the widt
 | another output (topic, table) | kept; applies to new results |
 | another format of values | kept if the topic has no records yet (`recovery`) |
 | `validate`, `on_error`, `start`, late table, future guard, idle close, code of a function | applies from now on |
-| longer grace, retention or deduplication horizon | kept; what was dropped stays dropped |
+| longer grace, retention or deduplication horizon | kept; what was final, late or dropped stays so |
 | aggregates appended at the end | kept; existing windows count them for new records only |
 | any step of a flow without state | nothing to keep; applies from now on |
 | windows over changes (`emit="update"`): grace, more aggregates | refused: rows cannot be retracted |
@@ -235,8 +235,13 @@ class _Differences:
         if was["columns"] != now["columns"]:
             said = f"drop_duplicates was by {was['columns']} and is by {now['columns']}"
             self._refuse(said, "the ids that are kept are of the old columns")
-        for field in ("within_ms", "grace_ms"):
-            means = "copies are looked for as far back as ids were kept, and so far once that time has passed"
+        for field, means in (
+            (
+                "within_ms",
+                "copies are looked for as far back as ids were kept, and so far once that time has passed",
+            ),
+            ("grace_ms", "records of a time that was late before stay late, because their ids are gone"),
+        ):
             self._length("drop_duplicates's", field, was, now, means)
         for field in ("late", "refresh"):
             if was[field] != now[field]:
@@ -248,9 +253,7 @@ class _Differences:
         old, new = dict(was["kind"]), dict(now["kind"])
         for field in ("grace_ms", "retention_ms"):
             if field in old and field in new and old["kind"] == new["kind"]:
-                means = (
-                    "windows that are still kept stay open or readable longer; what was dropped stays dropped"
-                )
+                means = "windows stay open or readable longer; what was final or dropped stays so"
                 self._length("the window's", field, old, new, means)
             old.pop(field, None), new.pop(field, None)
         if old != new:

@@ -224,6 +224,14 @@ def read_once(totals: Totals, topics: Mapping[str, str] | None = None) -> Counte
     return sum(by_topic.values(), Counter())
 
 
+def records_of(result: RoundResult, flows: Mapping[str, FlowFacts]) -> int:
+    """Count the records that a round read, each once."""
+    read: dict[str, Counter[str]] = {}
+    for each in result.sources:
+        read.setdefault(each.flow, Counter())["records"] += each.records
+    return read_once(read, topics_of(flows))["records"]
+
+
 def _sources(totals: Totals, topics: Mapping[str, str] | None) -> Collection[tuple[str, str]]:
     return [(flow, flow) for flow in totals] if topics is None else topics.items()
 
@@ -337,6 +345,7 @@ class RoundMetrics:
         self._moved: dict[
             str, tuple[int, int]
         ] = {}  # flow → its least event time, and since when it has that value
+        self._read: dict[tuple[str, int, str], Counter[str]] = {}  # topic, partition, verdict → by flow
         self._to = RunInstruments(metrics)
 
     def round(self, result: RoundResult, commit: CommitRecord, took_ms: int) -> None:
@@ -344,10 +353,8 @@ class RoundMetrics:
         for source in result.sources:
             topic = self._flows[source.flow].topic
             unjudged = source.records - sum(source.verdicts.values())
-            for verdict, count in source.verdicts.items():
-                self._to.records.add(count, topic=topic, partition=source.partition, verdict=verdict)
-            if unjudged > 0:
-                self._to.records.add(unjudged, topic=topic, partition=source.partition, verdict="unjudged")
+            for verdict, count in {**source.verdicts, "unjudged": max(0, unjudged)}.items():
+                self._count_once(source.flow, topic, source.partition, verdict, count)
             for name, count in source.counters.items():
                 if name in DROPPED:
                     self._to.dropped.add(count, app=self._app, flow=source.flow, reason=name)
@@ -371,7 +378,15 @@ class RoundMetrics:
                 self._to.lost.add(loss.end - loss.first, app=self._app, flow=loss.flow)
         self._to.rounds.add(1, app=self._app)
         self._to.round_seconds.set(took_ms / 1000, app=self._app)
-        self._to.round_records.set(sum(each.records for each in result.sources), app=self._app)
+        self._to.round_records.set(records_of(result, self._flows), app=self._app)
+
+    def _count_once(self, flow: str, topic: str, partition: int, verdict: str, count: int) -> None:
+        """Count records that flows which share a topic read, each once (`read_once`)."""
+        by_flow = self._read.setdefault((topic, partition, verdict), Counter())
+        before = max(by_flow.values(), default=0)
+        by_flow[flow] += count
+        if (more := max(by_flow.values()) - before) > 0:
+            self._to.records.add(more, topic=topic, partition=partition, verdict=verdict)
 
     def standing(
         self,

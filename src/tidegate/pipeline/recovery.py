@@ -49,7 +49,7 @@ from tidegate.pipeline.topology import To, serde, window
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
-from tidegate.windows.changelog import StoreKind, changelog_settings
+from tidegate.windows.changelog import changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
 
 # -- topics ---------------------------------------------------------------------------------------
@@ -183,12 +183,16 @@ def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
     own = {"min.compaction.lag.ms": str(INTEGRITY_LAG_MS)} if sink.integrity else {}
     if isinstance(window.kind, Unlimited):
         return changelog_settings("key-value", own=own)
-    kind: StoreKind = "session" if isinstance(window.kind, Session) else "window"
-    return changelog_settings(kind, retention=window.kind.retention_ms, own=own)
+    if not isinstance(window.kind, Session):
+        return changelog_settings("window", retention=window.kind.retention_ms, own=own)
+    settings = changelog_settings("session", retention=window.kind.retention_ms, own=own)
+    # A reader that comes back must find that a session was deleted, as long as it finds the session.
+    return {**settings, "delete.retention.ms": settings["retention.ms"]}
 
 
 Lines = tuple[FlowLine, ...]
 REPLAYED = "to be replayed from the beginning of the log"  # a change after which every source begins there
+RESET = "reset"
 
 
 @dataclass(frozen=True)

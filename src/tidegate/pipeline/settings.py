@@ -106,8 +106,15 @@ class RunSettings:
             )
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
-        not_negative = ("trigger_ms", "idle_after_ms", "collect_every_ms", "patience_ms", "stop_within_ms")
-        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "grace_ms", "attempts")
+        not_negative = (
+            "trigger_ms",
+            "grace_ms",
+            "idle_after_ms",
+            "collect_every_ms",
+            "patience_ms",
+            "stop_within_ms",
+        )
+        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts")
         for name in (*not_negative, *positive):
             value, least = getattr(self, name), int(name in positive)
             if not isinstance(value, int | None):

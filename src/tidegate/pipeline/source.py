@@ -508,9 +508,9 @@ class Reading:
         counters: Counter[str] = Counter()
         letters: list[pa.RecordBatch] = []
         dropped: dict[str, tuple[Int64s, Sequence[str] | None]] = {}
-        if absent is not None:
+        if absent is not None and not self._has_rows:
             counters["no_value"] = int(np.count_nonzero(absent))
-            if counters["no_value"] and not self._has_rows:
+            if counters["no_value"]:
                 dropped["has no value, and is left out"] = records.column("offset").to_numpy()[absent], None
         if (absent is not None and not self._has_rows) or len(bad_rows):
             good = np.ones(records.num_rows, np.bool_)

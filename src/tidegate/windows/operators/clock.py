@@ -48,7 +48,9 @@ class Progress(msgspec.Struct, array_like=True):
     """The state of one window operator, besides its rows."""
 
     clocks: Clocks = msgspec.field(default_factory=Clocks)
-    closed: int = NO_TIME  # windows that end at or before this were emitted as final
+    closed: int = (
+        NO_TIME  # windows that end at or before this are final; of deduplication: older records are late
+    )
     counters: dict[str, int] = {}
     late_bytes: dict[int, int] = {}  # of the late table, by the start of its time segment
 

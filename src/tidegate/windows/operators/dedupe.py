@@ -3,7 +3,8 @@
 A record's identity is (record key, id); without a key it is the id alone. For each record, in the order records come
 (T: stream time of its partition, with it; t: its own time):
 
-    1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way
+    1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way;
+       what was late with a shorter grace stays late when it becomes longer, because ids it could match are gone
     2  a replay when its own offset was accepted at t: forwarded again, also when it is late now
     3  a duplicate when its identity was accepted less than D before or after t; `refresh` counts it as accepted
     4  else new: it is forwarded, and its identity is kept, for D + grace of stream time
@@ -288,7 +289,10 @@ class DedupeOperator(TaskOperator):
             flags = np.ones(len(batch), np.bool_) if has_id is None else has_id
             counted = replace(batch, key=_masked(batch.key, flags))
         latest = LATEST if self._ahead_ms is None else min(moment.now_ms + self._ahead_ms, LATEST)
+        floor, closed = self.clocks.floor, self._state.progress.closed
         stamped = self.clocks.stamp(counted, moment.now_ms, latest=latest, trusted=self._is_stamped)
+        if closed != NO_TIME and (least := min(closed + self.definition.grace_ms, LATEST)) > floor:
+            np.maximum(stamped.judged, least, out=stamped.judged)  # the grace became longer since
         groups = self._group(batch.key, ids, has_id)
         verdicts = np.zeros(len(batch), np.uint8)
         if has_id is not None:
@@ -387,6 +391,11 @@ class DedupeOperator(TaskOperator):
         how_late = judged.times[rows] - self.definition.grace_ms - events.ts
         reasons = pa.repeat(pa.scalar(LATE_REASON), len(rows))
         return LateRows(events, np.full(len(rows), NO_TIME, np.int64), how_late, reasons)
+
+    def _drop_old(self) -> None:
+        super()._drop_old()
+        progress = self._state.progress
+        progress.closed = max(progress.closed, self.clocks.floor - self.definition.grace_ms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -187,7 +187,7 @@ class WindowedOperator(TaskOperator, ABC):
         self.name = name
         self._runtime, self._task, self._kind = runtime, task, kind
         self._emit, self._future, self._is_stamped = Emit(emit), future, stamped
-        self._is_heard = heard
+        self._is_heard, self._stay_final = heard, compat is None
         self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._folds = Folds(aggregates)
         self._set_up(kind, is_compat=compat is not None)
@@ -226,8 +226,11 @@ class WindowedOperator(TaskOperator, ABC):
         if len(batch):
             latest = LATEST if self._future is None else min(moment.now_ms + self._future.ahead_ms, LATEST)
             saved, stream_time = self._state.encode_progress(), self._state.stream_time
+            floor = self.clocks.floor
             try:
                 stamped = self.clocks.stamp(batch, moment.now_ms, latest=latest, trusted=self._is_stamped)
+                if self._stay_final and (least := self._least_judged) > floor:
+                    np.maximum(stamped.judged, least, out=stamped.judged)
                 taken = self._take(batch, stamped)
                 places = self._count(batch, stamped, taken)
                 late = self._late_rows(batch, stamped, taken, latest)
@@ -305,6 +308,15 @@ class WindowedOperator(TaskOperator, ABC):
         return LATEST if floor == LATEST else self._kind.close_time(floor)
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _least_judged(self) -> int:
+        """Return the time at which the final windows close: above the floor where the grace became longer since."""
+        closed: int = self._state.progress.closed
+        if isinstance(self._kind, Unlimited) or closed in (NO_TIME, LATEST):
+            return NO_TIME
+        least: int = min(closed - self._kind.close_time(0), LATEST)
+        return least
 
     @property
     def _sends_updates(self) -> bool:
