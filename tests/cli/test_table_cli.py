@@ -62,6 +62,13 @@ def test_fetch_prints_the_windows_of_a_key(capsys: pytest.CaptureFixture[str], f
 def test_scan_prints_all_rows_or_some(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert len(lines(capsys, folder, "scan", "counts")) == 4
     assert len(lines(capsys, folder, "scan", "counts", "-n", "2")) == 2
+    for asked, told in (
+        ([], "4 rows of counts"),
+        (["-n", "2"], "2 rows of counts"),
+        (["-n", "9"], "4 rows of counts"),
+    ):
+        assert run(["table", "scan", "counts", *asked, "--state", str(folder / "state")]) == 0
+        assert capsys.readouterr().err == told + "\n"
     assert "WINDOW START" in said(capsys, folder, "scan", "counts", "--format", "table")
 
 
