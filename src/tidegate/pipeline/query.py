@@ -447,9 +447,8 @@ class Run:
                 if isinstance(error, ConflictError):
                     if not self._coordinator.generation.was_left:
                         raise
-                    reached_ms = (
-                        reached_ms or began_ms
-                    )  # the process before has its files open until it is fenced
+                    # the process before has its files open until it is fenced
+                    reached_ms = reached_ms or began_ms
                 elif self._stopping:
                     break  # the current round is abandoned and not committed
                 if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:

@@ -17,7 +17,6 @@ from typing import Final, Literal, TypeAlias
 from tidegate.errors import InvalidError
 from tidegate.log.log import bootstrap_servers, folder_path, is_kafka
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.messages import storage_task
 from tidegate.storage import StorageConfig, TenantLimits, state_key_id
 
 # -- places ---------------------------------------------------------------------------------------
@@ -161,10 +160,6 @@ class WorkerSetup:
                 return flow
         have = ", ".join(flow.name for flow in self.flows)
         raise InvalidError(f"app {self.app!r} has no flow {name!r}; it has {have or 'none'}")
-
-    def storage_task(self, flow: str, task: int) -> str:
-        """Return the storage name of one task's state."""
-        return storage_task(self.app, flow, task)
 
     @property
     def runtime_config(self) -> StorageConfig:
