@@ -62,6 +62,13 @@ def test_fetch_prints_the_windows_of_a_key(capsys: pytest.CaptureFixture[str], f
 def test_scan_prints_all_rows_or_some(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert len(lines(capsys, folder, "scan", "counts")) == 4
     assert len(lines(capsys, folder, "scan", "counts", "-n", "2")) == 2
+    for asked, told in (
+        ([], "4 rows of counts"),
+        (["-n", "2"], "2 rows of counts"),
+        (["-n", "9"], "4 rows of counts"),
+    ):
+        assert run(["table", "scan", "counts", *asked, "--state", str(folder / "state")]) == 0
+        assert capsys.readouterr().err == told + "\n"
     assert "WINDOW START" in said(capsys, folder, "scan", "counts", "--format", "table")
 
 
@@ -156,4 +163,7 @@ def test_what_an_app_table_cannot_be_asked_is_said(capsys: pytest.CaptureFixture
     assert "give START" in said(
         capsys, apps, "explain", "per_minute", "a", "--log", str(apps / "log"), code=2
     )
+    between = ("explain", "per_minute", "a", "2026-01-01T10:00:30Z", "--log", str(apps / "log"))
+    refused = said(capsys, apps, *between, code=2)
+    assert "none starts at 2026-01-01T10:00:30" in refused and "2026-01-01T10:00:00" in refused
     assert lines(capsys, apps, "scan", "counts"), "a stored table is found before an app's"

@@ -188,5 +188,5 @@ def test_windows_late_records_and_dead_letters_are_read_from_the_state(tmp_path)
         assert letter["value"] == b"{" and letter["offset"] == 3
     with pytest.raises(tg.InvalidError, match="nothing is ever late"):
         app.late("amounts")
-    with pytest.raises(tg.InvalidError, match="no flow 'minuts'; it has minutes, amounts"):
+    with pytest.raises(tg.InvalidError, match="no topic or table 'minuts'; it has minutes, amounts"):
         app.open_table("minuts")

@@ -218,6 +218,12 @@ def test_asking_for_what_is_not_there_says_what_is(tmp_path: Path) -> None:
     app = app_of(tmp_path)
     with pytest.raises(InvalidError, match="'total'; it has totals"):
         app.open_table("total")
+    two = tg.App("two", data=tmp_path)
+    windows = two.stream("clicks", value=tg.Json(x="double")).window(tg.Tumbling("10s")).agg(n=tg.count())
+    windows.to_topic("sent")
+    windows.to_table("kept")
+    with pytest.raises(InvalidError, match="no topic or table 'kep'; it has sent, kept"):
+        two.open_table("kep")
     with app.open_table("totals") as table, pytest.raises(UnavailableError, match="no commit yet"):
         table.all()
     with pytest.raises(InvalidError, match="is closed"):

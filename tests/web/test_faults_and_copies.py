@@ -420,6 +420,6 @@ def test_what_is_copied_runs_in_any_folder(
         ended = run(shlex.split(line)[1:])
         said = capfd.readouterr()
         assert ended in ((0, 1, 5) if line.startswith("tidegate app status") else (0,)), (line, said.err)
-        assert said.out.strip(), line
+        assert said.out.strip() or said.err.startswith("0 rows of "), line
     exec(compile(copy.python, "copied", "exec"), {})
     assert capfd.readouterr().out.strip(), copy.python

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -240,10 +240,11 @@ def fetch(
 def scan(name: str, num: int | None, format: str, **options: Any) -> None:
     """Print all rows of the table, in no promised order."""
     with _opened(name, **options) as table:
-        rows = (row for batch in table.scan() for row in batch.to_pylist())
-        shown = list(islice(rows, num)) if num is not None else rows
+        rows = islice((row for batch in table.scan() for row in batch.to_pylist()), num)
+        numbers = count()
         columns = table.schema.names if _is_of_app(table) else _columns(table)
-        print_rows(shown, format=format, columns=columns)
+        print_rows((row for row, _ in zip(rows, numbers, strict=False)), format=format, columns=columns)
+        say(f"{counted(next(numbers), 'row')} of {name}")
 
 
 @command.command("info")

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.durations import MomentLike, moment_ms
+from tidegate.durations import MomentLike, format_duration, format_moment, moment_ms
 from tidegate.errors import InvalidError, OffsetOutOfRangeError
 from tidegate.integrity.columns import read_columns
 from tidegate.kernels.integrity import MANAGED
@@ -97,6 +97,13 @@ def explain_window(
             "explain the rows of that table"
         )
     moment = moment_ms(start)
+    kind = None if flow.window is None else flow.window.kind
+    if isinstance(kind, Hopping) and moment % kind.advance_ms:
+        before = moment - moment % kind.advance_ms
+        raise InvalidError(
+            f"windows of {flow.name} start every {format_duration(kind.advance_ms)}, and none starts at "
+            f"{format_moment(moment)}: ask for {format_moment(before)} or {format_moment(before + kind.advance_ms)}"
+        )
     with table.pinned() as at:
         rows = [(each, each.window) for each in at.fetch(key, moment, moment)]
         row, window = next(((row, of) for row, of in rows if of and of.start == moment), (None, None))

@@ -386,7 +386,8 @@ def _lost(app: str, line: SourceLine, topic: str, head: Head) -> Stop:
     else:
         message = (
             f"{where} ends at offset {head.end}, but flow {line.flow} has read up to {line.next_offset}: the topic was "
-            f"made anew or cut. Go on at its end: `{command}`, or read it from its start: `tidegate app reset {app}`"
+            f"made anew or cut, or the partition was resumed beyond its end. Go on at its end: `{command}`, or read it "
+            f"from its start: `tidegate app reset {app}`"
         )
     return Stop(LOST, message, line.next_offset, command)
 

@@ -163,8 +163,8 @@ class App:
         for flow in self._flows:
             if name in map(sink_name, flow.sinks):
                 return flow
-        have = ", ".join(flow.name for flow in self._flows)
-        raise InvalidError(f"app {self.name} has no flow {name!r}; it has {have or 'none'}")
+        have = ", ".join(sink_name(sink) for flow in self._flows for sink in flow.sinks)
+        raise InvalidError(f"app {self.name} has no topic or table {name!r}; it has {have or 'none'}")
 
     def describe(self) -> Document:
         """Return the definition as plain values. Paths and addresses are not part of it."""
