@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -76,16 +76,14 @@ from tidegate.storage.spec import Merge, StoreSpec
 # -- loading stored runs -----------------------------------------------------------------------------
 
 
-class Loaded(Protocol):
-    """Callback that counts reads from the backend by bucket of a store; none for a scan."""
-
-    def __call__(self, task: str, runs: int, nbytes: int, store: str, buckets: Collection[int]) -> None: ...
+# counts reads from the backend: task, runs, bytes, store, buckets of the store; no buckets for a scan
+Loaded = Callable[[str, int, int, str, Collection[int]], None]
 
 
 class RunLoader:
     """Reads the stored runs of one load."""
 
-    __slots__ = ("_admit", "_is_sweep", "_packs", "_read", "_spec", "_task", "_told", "scratch")
+    __slots__ = ("_admit", "_is_sweep", "_packs", "_read", "_spec", "_task", "_told", "ahead", "scratch")
 
     def __init__(
         self,
@@ -102,14 +100,11 @@ class RunLoader:
         self._is_sweep = is_sweep
         self._read: set[int] = set()  # buckets reported already: each counts once per load
         self._packs = packs
+        self.ahead = packs.reads_at_once  # the number of buckets to prefetch; 1 for a local backend
         self._task = task
         self._spec = spec
         self._admit = admit
         self._told = told
-
-    def __call__(self, entry: RunEntry) -> Run:
-        """Load one run."""
-        return next(self.all([entry]))
 
     def all(self, entries: Sequence[RunEntry]) -> Iterator[Run]:
         """Load these runs, in this order; packs are opened concurrently where that helps."""
@@ -121,11 +116,6 @@ class RunLoader:
             nbytes = sum(place.nbytes for place in places)
             self._told(self._task, len(places), nbytes, self._spec.name, buckets)
         return self._packs.load_all(self._task, self._spec, places)
-
-    @property
-    def ahead(self) -> int:
-        """The number of buckets to prefetch; 1 for a local backend."""
-        return self._packs.reads_at_once
 
     def bring(self, entries: Iterable[RunEntry]) -> None:
         """Prefetch the packs of runs that are needed soon."""
@@ -143,7 +133,6 @@ class RunLoader:
 # -- lookup ------------------------------------------------------------------------------------------
 
 Int32s = npt.NDArray[np.int32]
-LoadRun = Callable[[RunEntry], Run]
 KINDS = {Merge.APPEND: 0, Merge.LAST: 1, Merge.FOLD: 2}
 MAX_CELLS = 1 << 22  # of key × line in one search: 32 MiB
 FEW = 8  # initial capacity for stretches per key
@@ -558,19 +547,14 @@ def join_buckets(
         for entry in bucket.runs
         if len(keys) and entry.max_ts >= first and entry.min_ts <= last
     ]
-    stored = load.all([entry for entry in entries if _whole(entry) is None])
+    stored = load.all([entry for entry in entries if entry.hot_run is None])
     hits: list[_Hits] = []
     for entry in entries:
-        run = _whole(entry)
+        run = entry.hot_run
         found = _join_run(asked, next(stored) if run is None else run, first, last)
         if len(found.keys):
             hits.append(found)
     return _gathered(spec, schema, hits)
-
-
-def _whole(entry: RunEntry) -> Run | None:
-    """The run if it is completely in memory."""
-    return entry.hot.run if entry.hot is not None and entry.hot.complete else None
 
 
 def _asked(keys: pa.BinaryArray, hashes: UInt64s) -> _Keys:

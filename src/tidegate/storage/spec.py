@@ -46,8 +46,8 @@ class Cursor(NamedTuple):
     seq: int
 
 
-LOWEST = Cursor(-(2**63), -(2**63))
-HIGHEST = Cursor(2**63 - 1, 2**63 - 1)
+EARLIEST = -(2**63)
+LATEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ class StoreSpec:
     segment_ms: int = 0  # the time segment's interval; 0: one time segment is one bucket
     rows: pa.Schema = field(init=False, repr=False, compare=False)
     """The columns of a run's rows: cursor, tombstone mark (`last` only), payload."""
+    visible: pa.Schema = field(init=False, repr=False, compare=False)
+    """The columns returned to readers: cursor and payload; tombstones are never returned."""
     earlier: tuple[EarlierShape, ...] = field(default=(), init=False, repr=False, compare=False)
     """Shapes that packs of this store may still have; see `grown_from`."""
     fingerprint: str = field(init=False, repr=False, compare=False)
@@ -103,6 +105,7 @@ class StoreSpec:
         mark = [pa.field("deleted", pa.bool_(), nullable=False)] if self.merge is Merge.LAST else []
         cursor = [pa.field(name, pa.int64(), nullable=False) for name in ("ts", "seq")]
         object.__setattr__(self, "rows", pa.schema([*cursor, *mark, *list(self.payload)]))
+        object.__setattr__(self, "visible", pa.schema([*cursor, *list(self.payload)]))
         object.__setattr__(self, "fingerprint", self._fingerprint())
 
     def _fingerprint(self) -> str:

@@ -93,40 +93,31 @@ class StorageBackend(Protocol):
     @property
     def address(self) -> str | None:
         """The address for `open_backend` in another process; None when only this process can open it."""
-        ...
 
     @property
     def is_remote(self) -> bool:
         """Whether calls mostly wait, so that concurrent calls pay."""
-        ...
 
     def put(self, name: str, parts: Sequence[Part]) -> None:
         """Create an object, durable on return; `ConflictError` when the name holds other bytes."""
-        ...
 
     def read(self, name: str) -> pa.Buffer:
         """The whole object, mapped or held in memory; `MissingObjectError` when absent."""
-        ...
 
     def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
         """Write small data if the version is `expected` (None: absent); the new version, or `ConflictError`."""
-        ...
 
     def read_published(self, name: str) -> tuple[bytes, str] | None:
         """The published bytes and their version; None when nothing was published."""
-        ...
 
     def delete(self, name: str) -> None:
         """Remove an object or a published name; idempotent."""
-        ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below the folder `prefix` (empty: all), in any order."""
-        ...
 
     def forget(self, name: str) -> bool:
         """Drop local copies of a remote object; returns whether there was one, so that a retry may succeed."""
-        ...
 
     def close(self) -> None: ...
 

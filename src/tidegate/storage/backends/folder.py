@@ -64,10 +64,6 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     identity: str
 
 
-def _alone(view: memoryview) -> list[memoryview]:
-    return [view]
-
-
 class _Syncers:
     """Threads that sync files, reused across puts: starting threads costs as much as a small file."""
 
@@ -166,7 +162,13 @@ class FolderBackend:
         with _writable(root):
             if create:
                 self._files.mkdir(root)
-            self.identity = self._read_or_make_identity()
+            self.identity = identity_of(
+                self._read_identity,
+                self._make_identity,
+                is_empty=self._is_empty,
+                where=str(root),
+                file=IDENTITY_FILE,
+            )
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -189,10 +191,7 @@ class FolderBackend:
                     written.append((name, path, temporary, parts))
                     file = self._files.open(temporary, new=True)
                     syncs.own(file)
-                    position = 0
-                    for group in map(_alone, chunks(parts)) if self._files.is_watched else groups(parts):
-                        file.write_parts(position, group)
-                        position += sum(view.nbytes for view in group)
+                    self._write(file, parts)
                     syncs.sync(file)
             for each in written:
                 self._link(*each)
@@ -200,6 +199,12 @@ class FolderBackend:
             for _, _, temporary, _ in written:
                 self._files.unlink(temporary, missing_ok=True)
         self._sync_folders(list(dict.fromkeys(path.parent for _, path, _, _ in written)))
+
+    def _write(self, file: File, parts: Sequence[Part]) -> None:
+        position = 0
+        for group in ([view] for view in chunks(parts)) if self._files.is_watched else groups(parts):
+            file.write_parts(position, group)
+            position += sum(view.nbytes for view in group)
 
     def _sync_folders(self, folders: Sequence[Path]) -> None:
         """Sync these folders concurrently, which is faster than one by one."""
@@ -227,10 +232,7 @@ class FolderBackend:
         temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
         try:
             with self._files.open(temporary, new=True) as file:
-                position = 0
-                for group in groups(parts):
-                    file.write_parts(position, group)
-                    position += sum(view.nbytes for view in group)
+                self._write(file, parts)
                 file.sync()
             self._files.rename(temporary, path)
         finally:
@@ -351,36 +353,46 @@ class FolderBackend:
             finally:
                 lock.release()
 
-    def _read_or_make_identity(self) -> str:
+    def _make_identity(self) -> bytes:
         path = self.root / IDENTITY_FILE
-        sealed = self._read_identity(path)
-        if sealed is None and next(self._walk_objects(), None) is not None:
-            sealed = self._read_identity(path)  # once more: another process may just have made it, and them
-            if sealed is None:
-                raise CorruptError(
-                    f"{path} is missing although {self.root} holds objects; restore it from a copy, or give tidegate "
-                    f"an empty folder",
-                    path=path,
-                    kafka_name=None,
-                )
-        if sealed is None and not self._create:
+        if not self._create:
             raise no_state(str(self.root))
-        if sealed is None:
-            try:
-                self._files.publish_new(path, seal(IDENTITY, Identity(self._randomness.uuid().hex)))
-            except ConflictError:
-                pass  # another process made it concurrently: use that one
-            sealed = self._files.read(path, limit=4096)
-        return unseal(IDENTITY, sealed, Identity, name=str(path)).identity
-
-    def _read_identity(self, path: Path) -> bytes | None:
         try:
-            return self._files.read(path, limit=4096)
+            self._files.publish_new(path, seal(IDENTITY, Identity(self._randomness.uuid().hex)))
+        except ConflictError:
+            pass  # another process made it concurrently: use that one
+        return self._files.read(path, limit=4096)
+
+    def _read_identity(self) -> bytes | None:
+        try:
+            return self._files.read(self.root / IDENTITY_FILE, limit=4096)
         except FileNotFoundError:
             return None
 
-    def _walk_objects(self) -> Iterator[ObjectInfo]:
-        return (each for each in self._walk(self.root, "") if not each.name.endswith(TEMPORARY))
+    def _is_empty(self) -> bool:
+        return all(each.name.endswith(TEMPORARY) for each in self._walk(self.root, ""))
+
+
+def identity_of(
+    read: Callable[[], bytes | None],
+    make: Callable[[], bytes],
+    *,
+    is_empty: Callable[[], bool],
+    where: str,
+    file: str,
+) -> str:
+    """Read a backend's identity; make it where nothing was stored before."""
+    sealed = read()
+    if sealed is None and not is_empty():
+        sealed = read()  # once more: another process may just have made it, and objects
+        if sealed is None:
+            raise CorruptError(
+                f"{file} is missing although {where} holds objects; restore it from a copy, or give tidegate an empty "
+                "place",
+                path=file,
+                kafka_name=None,
+            )
+    return unseal(IDENTITY, make() if sealed is None else sealed, Identity, name=f"{where}/{file}").identity
 
 
 @contextmanager

@@ -190,7 +190,6 @@ class _Batch(NamedTuple):
     key: pa.Array
     ts: Int64s
     seq: Int64s
-    lowest: int
 
 
 def _check(spec: StoreSpec, rows: pa.RecordBatch, first_seq: int | None) -> _Batch:
@@ -219,7 +218,7 @@ def _check(spec: StoreSpec, rows: pa.RecordBatch, first_seq: int | None) -> _Bat
         raise InvalidError(
             f"store {spec.name}: ts {lowest} lies in a bucket that starts before 64-bit time does"
         )
-    return _Batch(key, ts, words(rows.column("seq")) if has_seq else NO_NUMBERS, lowest)
+    return _Batch(key, ts, words(rows.column("seq")) if has_seq else NO_NUMBERS)
 
 
 def _column(
