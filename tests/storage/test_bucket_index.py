@@ -58,7 +58,7 @@ def stored(index: BucketIndex, start: int, name: str = "p", *, keep_hot: bool = 
         (run, replace(run, stored=StoredRef(f"{name}-{start}", at), hot=run.hot if keep_hot else None))
         for at, run in enumerate(bucket.runs)
     ]
-    assert index.set_places(start, bucket.data_version, bucket.layout_version, pairs)
+    assert index.set_places(bucket, pairs)
 
 
 def three_buckets() -> BucketIndex:
@@ -170,7 +170,7 @@ def test_data_version_follows_content_and_layout_version_follows_publishes(row: 
     bucket = index.snapshot(1000)
     assert bucket is not None
     merged = base(bucket.runs[1], rows=7, stored=None, min_ts=1000)
-    assert index.publish(1000, data, layout, bucket.runs, [merged])
+    assert index.publish(bucket, bucket.runs, [merged])
     assert versions()[0] == data and versions()[1] > layout
     index.prune(1900)
     assert versions()[0] == data, "the merged run straddles: nothing left"
@@ -196,7 +196,7 @@ def test_a_lost_race_changes_nothing(operation: str, stale: str) -> None:
     elif stale == "places":
         stored(index, 1000, keep_hot=True)
     elif stale == "publish":
-        index.publish(1000, seen.data_version, seen.layout_version, seen.runs[:1], [base(seen.runs[0])])
+        index.publish(seen, seen.runs[:1], [base(seen.runs[0])])
     elif stale == "prune":
         index.prune(1500)
     else:
@@ -212,10 +212,10 @@ def test_a_lost_race_changes_nothing(operation: str, stale: str) -> None:
     )
     if operation == "publish":
         merged = base(seen.runs[1], rows=7, min_ts=1000)
-        assert not index.publish(1000, seen.data_version, seen.layout_version, seen.runs, [merged])
+        assert not index.publish(seen, seen.runs, [merged])
     else:
         pairs = [(run, replace(run, stored=StoredRef("x", 0), hot=None)) for run in seen.runs]
-        assert not index.set_places(1000, seen.data_version, seen.layout_version, pairs)
+        assert not index.set_places(seen, pairs)
     after = (
         index.snapshot(1000),
         index.total_rows,
@@ -233,7 +233,7 @@ def test_publish_puts_new_runs_where_the_old_ones_stood() -> None:
     assert bucket is not None
     a, b, c, d = bucket.runs
     halves = [base(c, rows=2), base(c, rows=3)]  # one merge, two disjoint pieces of one order
-    assert index.publish(1000, bucket.data_version, bucket.layout_version, [b, c], halves)
+    assert index.publish(bucket, [b, c], halves)
     after = index.snapshot(1000)
     assert after is not None
     assert after.runs == (a, *halves, d)
@@ -245,7 +245,7 @@ def test_publish_of_nothing_removes_the_bucket() -> None:
     index.insert([part(1000, 2), part(2000, 1)])
     bucket = index.snapshot(1000)
     assert bucket is not None
-    assert index.publish(1000, bucket.data_version, bucket.layout_version, bucket.runs, [])
+    assert index.publish(bucket, bucket.runs, [])
     assert index.all_buckets() == [2000]
     assert (index.total_rows, index.bucket_count) == (1, 1)
 
@@ -259,22 +259,19 @@ def test_a_change_that_would_break_one_logical_copy_is_refused(row: str) -> None
     a, b, c = bucket.runs
     assert a.hot is not None
     partial = replace(a.hot, complete=False)
-    versions = bucket.data_version, bucket.layout_version
     refused = [
-        lambda: index.publish(
-            1000, *versions, [a, c], [base(c, rows=4)]
-        ),  # not side by side: b's turn is lost
-        lambda: index.publish(1000, *versions, [b, a], [base(b, rows=3)]),
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=2)]),  # a row was lost
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=4)]),  # a row was made up
-        lambda: index.publish(1000, *versions, [a, b], [base(c, rows=3)]),  # an order that is taken
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=3, bucket=2000)]),
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=3, hot=None)]),  # nowhere
-        lambda: index.publish(1000, *versions, [], []),
-        lambda: index.set_places(1000, *versions, [(a, replace(a, hot=None))]),  # nowhere
-        lambda: index.set_places(1000, *versions, [(a, replace(a, hot=partial))]),  # some of it nowhere
-        lambda: index.set_places(1000, *versions, [(a, replace(a, rows=9))]),
-        lambda: index.set_places(1000, *versions, [(replace(a), replace(a))]),  # not the index's own entry
+        lambda: index.publish(bucket, [a, c], [base(c, rows=4)]),  # not side by side: b's turn is lost
+        lambda: index.publish(bucket, [b, a], [base(b, rows=3)]),
+        lambda: index.publish(bucket, [a, b], [base(b, rows=2)]),  # a row was lost
+        lambda: index.publish(bucket, [a, b], [base(b, rows=4)]),  # a row was made up
+        lambda: index.publish(bucket, [a, b], [base(c, rows=3)]),  # an order that is taken
+        lambda: index.publish(bucket, [a, b], [base(b, rows=3, bucket=2000)]),
+        lambda: index.publish(bucket, [a, b], [base(b, rows=3, hot=None)]),  # nowhere
+        lambda: index.publish(bucket, [], []),
+        lambda: index.set_places(bucket, [(a, replace(a, hot=None))]),  # nowhere
+        lambda: index.set_places(bucket, [(a, replace(a, hot=partial))]),  # some of it nowhere
+        lambda: index.set_places(bucket, [(a, replace(a, rows=9))]),
+        lambda: index.set_places(bucket, [(replace(a), replace(a))]),  # not the index's own entry
         lambda: index.insert([part(1000, 0)]),
         lambda: index.insert([replace(part(1000, 1), hot=replace(part(1000).hot, complete=False))]),
         lambda: index.insert([part(1000, 1, low=999)]),
@@ -348,9 +345,7 @@ def test_changes_are_those_since_the_last_confirmed_manifest() -> None:
     bucket = index.snapshot(1000)
     assert bucket is not None
     index.set_places(
-        1000,
-        bucket.data_version,
-        bucket.layout_version,
+        bucket,
         [(run, replace(run, hot=None)) for run in bucket.runs],
     )
     assert index.changes() == set() and index.is_exported, "a hot copy is no business of a manifest"
@@ -414,7 +409,7 @@ def test_counts_and_noted_buckets_equal_the_entries_after_any_changes(
                 stored=None,
             )
             if merged.hot is not None:
-                index.publish(start, bucket.data_version, bucket.layout_version, bucket.runs, [merged])
+                index.publish(bucket, bucket.runs, [merged])
         elif bucket is not None:
             stored(index, start, keep_hot=action == "store")
         runs = [run for found in index.query(-(10**9), 10**9) for run in found.runs]
@@ -470,9 +465,7 @@ def test_many_threads_insert_and_publish_without_losing_a_row() -> None:
             if bucket is None:
                 raise AssertionError("the bucket went away")
             merged = base(bucket.runs[-1], rows=sum(run.rows for run in bucket.runs))
-            published[worker] += index.publish(
-                1000, bucket.data_version, bucket.layout_version, bucket.runs, [merged]
-            )
+            published[worker] += index.publish(bucket, bucket.runs, [merged])
 
     threads = [
         threading.Thread(target=insert),

@@ -364,7 +364,7 @@ class LaidStore:
             runs = [run.hot.run for run in waiting if run.hot is not None]
             refs = write_pack(self.backend, TASK, self.spec, self.spec.segment_of(start), runs, name)
             pairs = [(run, replace(run, stored=ref)) for run, ref in zip(waiting, refs, strict=True)]
-            if not self.index.set_places(start, bucket.data_version, bucket.layout_version, pairs):
+            if not self.index.set_places(bucket, pairs):
                 raise RuntimeError("somebody else changed a store laid out by hand")
 
     def place(self, start: int, change: Callable[[RunEntry], RunEntry]) -> bool:
@@ -373,7 +373,7 @@ class LaidStore:
         if bucket is None:
             return False
         pairs = [(run, change(run)) for run in bucket.runs]
-        return self.index.set_places(start, bucket.data_version, bucket.layout_version, pairs)
+        return self.index.set_places(bucket, pairs)
 
     def evict(self, keys: Sequence[bytes] | None = None, starts: Iterable[int] | None = None) -> None:
         """Take hot copies away: all of them, or these keys' rows only. Whatever is not stored is stored first."""
@@ -415,7 +415,7 @@ class LaidStore:
             )
             for each in merged
         ]  # fmt: skip
-        if not self.index.publish(start, bucket.data_version, bucket.layout_version, bucket.runs, new):
+        if not self.index.publish(bucket, bucket.runs, new):
             raise RuntimeError("somebody else changed a store laid out by hand")
 
     def table(self, *requests: RangeRequest) -> pa.Table:

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tidegate.errors import ConflictError, InvalidError
-from tidegate.storage.index import ProgressState, RunEntry, StoredRef
+from tidegate.storage.index import ProgressState, StoredRef
 from tidegate.storage.maintenance.dump import dump
 from tidegate.storage.maintenance.operations import Operation
 from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
@@ -191,20 +191,12 @@ def _cut(task: TaskStorage, pinned: ExitStack) -> tuple[Cut | None, str]:
             if changed is None:
                 return None, f"a bucket of store {name}"
             cut.touched[name] = changed
-            cut.stores[name] = _store_state(store, entries)
+            next_order = 1 + max([entry.order for entry in entries], default=-1)
+            cut.stores[name] = StoreState(store.spec.fingerprint, store.next_seq, next_order, entries)
             cut.stand[name] = mark_of(store)
             cut.marks.append((store, mark))
         pinned.push(leases.pop_all())
     return cut, ""
-
-
-def _store_state(store: AttachedStore, entries: list[RunEntry]) -> StoreState:
-    return StoreState(
-        fingerprint=store.spec.fingerprint,
-        next_seq=store.next_seq,
-        next_order=1 + max([entry.order for entry in entries], default=-1),
-        entries=entries,
-    )
 
 
 # -- restore -----------------------------------------------------------------------------------------
@@ -213,7 +205,9 @@ def _store_state(store: AttachedStore, entries: list[RunEntry]) -> StoreState:
 def restore(task: TaskStorage, encoded: bytes | None, retained: Sequence[bytes] = ()) -> None:
     """Restore the task to the checkpoint of this token, or to empty; `retained` stay restorable."""
     parts = task.parts
-    chain, manifest = _beginning(task) if encoded is None else _load(task, encoded)
+    chain, manifest = ManifestChain(task.parts.backend, task.task), Manifest(task.task, 0)
+    if encoded is not None:
+        chain, manifest = _load(task, encoded)
     others = [_load(task, each) for each in retained]
     for store in task.attached():
         state = manifest.stores.get(store.spec.name)
@@ -247,11 +241,6 @@ def restore(task: TaskStorage, encoded: bytes | None, retained: Sequence[bytes] 
     task.named.saved(task.named.ask())
     task.is_measured = False
     task.failure = None
-
-
-def _beginning(task: TaskStorage) -> tuple[ManifestChain, Manifest]:
-    """The empty chain and manifest before the first checkpoint."""
-    return ManifestChain(task.parts.backend, task.task), Manifest(task.task, 0)
 
 
 def _load(task: TaskStorage, encoded: bytes) -> tuple[ManifestChain, Manifest]:

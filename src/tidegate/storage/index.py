@@ -11,7 +11,8 @@ runs must be pinned; `capture` pins them in the same critical section, so that n
 
 X1  `data_version` of a bucket changes when rows are added or removed (insert, prune), `layout_version` when a publish
     or a change of places rearranges them. Both come from one counter of the index and never repeat.
-X2  `publish` and `set_places` take effect only if both versions are the expected ones, and then completely.
+X2  `publish` and `set_places` take effect only if the bucket is still the given one, in both versions, and then
+    completely.
 X3  Counts equal the entries: rows, bytes and charge change together with the entry.
 X4  Every run is readable: it has a stored copy or a complete hot one.
 X5  Work is proportional to the buckets touched, never to all buckets.
@@ -354,24 +355,17 @@ class BucketIndex:
             self.data_version = self.version
         return entries
 
-    def publish(
-        self,
-        bucket: int,
-        data_version: int,
-        layout_version: int,
-        old: Sequence[RunEntry],
-        new: Sequence[RunEntry],
-    ) -> bool:
-        """Replace `old` by `new` if the bucket still has these versions; False: nothing changed.
+    def publish(self, found: Bucket, old: Sequence[RunEntry], new: Sequence[RunEntry]) -> bool:
+        """Replace `old` by `new` if the bucket is still `found` (X2); False: nothing changed.
 
         `old` are adjacent entries of the bucket; `new` hold the same content. Several new entries may share one
         order: then they are disjoint pieces of one merge. `new` may be empty when only tombstones with nothing to
         hide were merged.
         """
+        bucket = found.start
         check_replacement(self.spec, bucket, old, new)
         with self._lock:
-            found = self._expected(bucket, data_version, layout_version)
-            if found is None:
+            if self._buckets.get(bucket) is not found:
                 return False
             first = next((at for at, run in enumerate(found.runs) if run is old[0]), -1)
             if (
@@ -393,16 +387,14 @@ class BucketIndex:
             self._count(new)
             return True
 
-    def set_places(
-        self, bucket: int, data_version: int, layout_version: int, pairs: Iterable[tuple[RunEntry, RunEntry]]
-    ) -> bool:
+    def set_places(self, found: Bucket, pairs: Iterable[tuple[RunEntry, RunEntry]]) -> bool:
         """Replace each first entry by the second, which differs in `hot` and `stored` only; as `publish` does."""
+        bucket = found.start
         wanted = list(pairs)
         check_places(self.spec, bucket, wanted)
         changes = {id(old): new for old, new in wanted}
         with self._lock:
-            found = self._expected(bucket, data_version, layout_version)
-            if found is None:
+            if self._buckets.get(bucket) is not found:
                 return False
             if not changes:
                 return True
@@ -477,13 +469,6 @@ class BucketIndex:
             return Pruned.of(gone, emptied)
 
     # ── inside the lock ──────────────────────────────────────────────────────────────────────────────────────
-
-    def _expected(self, start: int, data_version: int, layout_version: int) -> Bucket | None:
-        """The bucket, if it still has these versions (X2)."""
-        found = self._buckets.get(start)
-        if found is None or (found.data_version, found.layout_version) != (data_version, layout_version):
-            return None
-        return found
 
     def _between(self, start: int, end: int) -> list[int]:
         return self._starts[bisect_left(self._starts, start) : bisect_right(self._starts, end)]

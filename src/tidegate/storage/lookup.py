@@ -478,22 +478,14 @@ def _merge_ties(spec: StoreSpec, found: Found, ties: Int32s, groups: int, scratc
         (found.run_of(line), ties[first:stop, 1])
         for line, first, stop in zip(lines.tolist(), firsts.tolist(), stops, strict=True)
     ]
-    sizes = [picked_need(run, rows) for run, rows in chosen]
-
-    with scratch.hold(sum(sizes), lambda: f"store {spec.name}: " + largest_window(chosen)):
-        return _merged_ties(spec, [run.rows.take(pa.array(rows)) for run, rows in chosen], ties, groups)
-
-
-def _merged_ties(spec: StoreSpec, pieces: list[pa.RecordBatch], ties: Int32s, groups: int) -> Run:
-    rows, members = pa.concat_batches(pieces), np.ascontiguousarray(ties[:, 2])
-    _, example = np.unique(members, return_index=True)
-    columns = [rows.column(at).take(pa.array(example)) for at in (0, 1)]
-    at = 2
-    for aggregate in spec.aggregates:
-        states = [rows.column(at + part) for part in range(len(aggregate.state))]
-        columns += aggregate.merge(states, members, groups)
-        at += len(states)
-    return Run(0, _EMPTY_DIRECTORY, pa.RecordBatch.from_arrays(columns, schema=spec.rows))
+    need = sum(picked_need(run, rows) for run, rows in chosen)
+    with scratch.hold(need, lambda: f"store {spec.name}: " + largest_window(chosen)):
+        rows = pa.concat_batches([run.rows.take(pa.array(picked)) for run, picked in chosen])
+        members = np.ascontiguousarray(ties[:, 2])
+        _, example = np.unique(members, return_index=True)
+        columns = [rows.column(at).take(pa.array(example)) for at in (0, 1)]
+        columns += spec.fold(rows.columns[2:], members, groups)
+        return Run(0, _EMPTY_DIRECTORY, pa.RecordBatch.from_arrays(columns, schema=spec.rows))
 
 
 _ZERO = np.uint64(0)

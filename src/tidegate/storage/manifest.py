@@ -36,7 +36,7 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.storage.backends.base import ObjectInfo, StorageBackend, check_name
+from tidegate.storage.backends.base import StorageBackend, check_name
 from tidegate.storage.backends.sealed import (
     Format,
     belongs_to,
@@ -308,11 +308,14 @@ def _apply_store(body: Body, name: str, changed: StoreBody, snapshot: Snapshot) 
 
 def entries_of(cells: Cells) -> list[RunEntry]:
     """The entries of a store as a restored index takes them: stored, not hot."""
-    return [
-        RunEntry(bucket, *run[:PACK], None, StoredRef(run[PACK], run[-1], run[3]))
-        for bucket, runs in sorted(cells.items())
-        for run in runs
-    ]
+    entries = []
+    for bucket, runs in sorted(cells.items()):
+        for order, rows, keys, nbytes, charge, min_ts, max_ts, base, pack, slot in runs:
+            stored = StoredRef(pack, slot, nbytes)
+            entries.append(
+                RunEntry(bucket, order, rows, keys, nbytes, charge, min_ts, max_ts, base, None, stored)
+            )
+    return entries
 
 
 # -- chain of manifests ------------------------------------------------------------------------------
@@ -507,27 +510,13 @@ def _compare_cells(
 _OF_A_TASK = re.compile(r".+/(packs/[^/]+/[^/]*\.pack[^/]*|manifests/[^/]*\.manifest[^/]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class GarbageReport:
-    """The result of a collection. With `dry_run`, `removed` is what would be removed."""
+class GarbageReport(NamedTuple):
+    """The result of a collection: names of objects (with `dry_run`, what would be removed), and how many stay."""
 
-    task: str
-    dry_run: bool
-    kept: int
-    kept_bytes: int
-    young: int
-    young_bytes: int
     removed: tuple[str, ...]
-    removed_bytes: int
     failed: tuple[str, ...]
-
-    def __str__(self) -> str:
-        verb = "would remove" if self.dry_run else "removed"
-        failed = f", {len(self.failed)} could not be removed (try again)" if self.failed else ""
-        return (
-            f"{self.task}: {verb} {len(self.removed)} objects ({self.removed_bytes} bytes), kept {self.kept} "
-            f"({self.kept_bytes} bytes) and {self.young} too young to judge{failed}"
-        )
+    kept: int
+    young: int
 
 
 def collect_garbage(
@@ -547,28 +536,25 @@ def collect_garbage(
     for token in tokens:
         token.check(backend, task)
     named = {*keep, *reachable(backend, *tokens)}
-    kept, young, orphans = [], [], []
+    kept, young, orphans = 0, 0, list[str]()
     for found in backend.list(task_prefix(task)):
-        if not belongs_to(task, found.name):
-            continue
-        if found.name in named:
-            kept.append(found)
-        elif now_ms - found.modified_ms < grace_ms:
-            young.append(found)
-        else:
-            orphans.append(found)
-    removed, failed = _remove(backend, orphans, dry_run=dry_run)
-    return GarbageReport(
-        task=task,
-        dry_run=dry_run,
-        kept=len(kept),
-        kept_bytes=sum(each.size for each in kept),
-        young=len(young),
-        young_bytes=sum(each.size for each in young),
-        removed=tuple(each.name for each in removed),
-        removed_bytes=sum(each.size for each in removed),
-        failed=tuple(each.name for each in failed),
-    )
+        if belongs_to(task, found.name):
+            is_young = now_ms - found.modified_ms < grace_ms
+            if found.name in named:
+                kept += 1
+            elif is_young:
+                young += 1
+            else:
+                orphans.append(found.name)
+    removed, failed = [], []
+    for orphan in sorted(orphans, key=lambda name: ("/packs/" in name, name)):  # first the manifests
+        try:
+            if not dry_run:
+                backend.delete(orphan)
+            removed.append(orphan)
+        except UnavailableError:
+            failed.append(orphan)
+    return GarbageReport(tuple(removed), tuple(failed), kept, young)
 
 
 def reachable(backend: StorageBackend, *tokens: Token) -> set[str]:
@@ -584,21 +570,3 @@ def reachable(backend: StorageBackend, *tokens: Token) -> set[str]:
 def is_task_object(name: str) -> bool:
     """Whether an object is a pack or a manifest of some task, whole or half written."""
     return _OF_A_TASK.fullmatch(name) is not None
-
-
-def _remove(
-    backend: StorageBackend, orphans: list[ObjectInfo], *, dry_run: bool
-) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
-    # Manifests first, so that none is left that names a deleted pack.
-    ordered = sorted(orphans, key=lambda each: ("/packs/" in each.name, each.name))
-    if dry_run:
-        return ordered, []
-    removed, failed = [], []
-    for orphan in ordered:
-        try:
-            backend.delete(orphan.name)
-        except UnavailableError:
-            failed.append(orphan)
-        else:
-            removed.append(orphan)
-    return removed, failed

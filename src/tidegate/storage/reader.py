@@ -3,14 +3,10 @@
 A plan holds validated requests: keys, and bounds `All()` or `Time(start, end)` (both inclusive, milliseconds). It names
 buckets, not runs: the runs are captured when the plan is loaded, in the critical section that pins them.
 
-A load captures buckets and pins packs in one critical section of the index, takes a scratch permit if a stored run
-must be read, searches and merges. It never waits while the index is locked, and holds only pins while it waits
-for scratch. On an error it releases everything taken so far.
-
-A read of hot rows takes no pin, no permit and no lock: buckets are immutable values, and the table built from them is
-reused by later readers until the index changes.
-
-Keys that are read count as accessed (one call per load). Scans touch no key.
+A load captures buckets and pins packs in one critical section of the index, and takes a scratch permit if a stored run
+must be read; it holds only pins while it waits for that. On an error it releases everything taken so far. A read of hot
+rows takes no pin, no permit and no lock: the table built from the buckets is reused until the index changes. Keys that
+are read count as accessed; scans touch no key.
 
 Thread rule: safe from any thread; so is each load, by one thread at a time.
 """

@@ -6,10 +6,8 @@ at the same hash), and a key too large by itself is split by time; a bucket of o
 released after it was read, so a scan keeps alive at most the runs that were hot when it began, one batch, and one
 bucket's open runs.
 
-Between two batches a scan holds its packs but no scratch permit, so a slow consumer blocks no other reader.
-
-Columns: key, ts, seq and payload, or the requested ones; other columns cost nothing. Without `key`, a bucket of one run
-is not split: its columns are returned without a copy.
+Between two batches a scan holds its packs but no scratch permit, so a slow consumer blocks no other reader. Without the
+column `key`, a bucket of one run is not split: its columns are returned without a copy.
 
 Thread rule: one thread at a time; closing is safe from any.
 """
@@ -132,25 +130,18 @@ def _steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
         return
     largest = max(parts, key=lambda part: part.stop - part.first)
     middle = largest.run.hashes[(largest.first + largest.stop - 1) // 2]
-    cuts = [_cut(part, middle) for part in parts]
-    left = [Part(part.run, part.first, at) for part, at in zip(parts, cuts, strict=True)]
-    right = [Part(part.run, at, part.stop) for part, at in zip(parts, cuts, strict=True)]
-    if any(part.first < part.stop for part in right):
-        yield from _steps(left, limit)
-        yield from _steps(right, limit)
-    elif any(part.run.hashes[part.first] != middle for part in parts):
-        below = [_cut(part, middle, side="left") for part in parts]
-        yield from _steps(
-            [Part(part.run, part.first, at) for part, at in zip(parts, below, strict=True)], limit
-        )
-        yield from _steps(
-            [Part(part.run, at, part.stop) for part, at in zip(parts, below, strict=True)], limit
-        )
-    else:
-        yield from _key_steps(parts, limit)
+    for side in ("right", "left"):
+        cuts = [_cut(part, middle, side) for part in parts]
+        left = [Part(part.run, part.first, at) for part, at in zip(parts, cuts, strict=True)]
+        right = [Part(part.run, at, part.stop) for part, at in zip(parts, cuts, strict=True)]
+        if any(part.first < part.stop for part in left) and any(part.first < part.stop for part in right):
+            yield from _steps(left, limit)
+            yield from _steps(right, limit)
+            return
+    yield from _key_steps(parts, limit)
 
 
-def _cut(part: Part, hashed: np.uint64, side: str = "right") -> int:
+def _cut(part: Part, hashed: np.uint64, side: str) -> int:
     places = part.run.hashes[part.first : part.stop]
     return part.first + int(np.searchsorted(places, hashed, side=side))  # type: ignore[call-overload]
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.storage.runs.columns import Int32s
 
 RESERVED = ("key", "ts", "seq", "deleted")
 
@@ -143,6 +144,16 @@ class StoreSpec:
     def shape_of(self, fingerprint: str) -> EarlierShape | None:
         """The earlier shape with this fingerprint."""
         return next((each for each in self.earlier if each.spec.fingerprint == fingerprint), None)
+
+    def fold(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
+        """Merge states, given column by column: one state for each of `count` groups, as `Aggregate.merge` does."""
+        merged: list[pa.Array] = []
+        at = 0
+        for aggregate in self.aggregates:
+            width = len(aggregate.state)
+            merged += aggregate.merge(states[at : at + width], groups, count)
+            at += width
+        return merged
 
     def bucket_of(self, ts: int) -> int:
         """The start of the bucket of `ts`."""

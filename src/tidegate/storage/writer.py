@@ -6,10 +6,7 @@ in the pool, and returns an `AppendBatch` for each; `index.insert` makes them vi
 are merged first.
 
 A1  a refused append changes nothing: budgets are released, no row number is used, and evicted keys have only moved to
-    the backend.
-
-Runs are built before the backlog is acquired, because only then is their size known: for `last` and `fold` it can be a
-hundredth of the input rows.
+    the backend. So runs are built before the backlog is acquired: only then is their size known.
 
 Thread rule: one appending thread for each task; the rest from any thread. No lock is held while waiting.
 """
@@ -304,12 +301,7 @@ class _Before(ExitStack):
         pieces = [*older, [gather(column, places) for column in rows.states]]
         states = [pa.concat_arrays(list(columns)) for columns in zip(*pieces, strict=True)]
         groups = np.concatenate([met, np.arange(len(places), dtype=np.int32)])
-        at, merged = 0, []
-        for each in self._spec.aggregates:
-            width = len(each.state)
-            merged += each.merge(states[at : at + width], groups, len(places))
-            at += width
-        return merged
+        return self._spec.fold(states, groups, len(places))
 
     def _load(self, entry: RunEntry) -> Run:
         if not entry.is_hot and not self._has_permit:

@@ -20,10 +20,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import pyarrow as pa
@@ -87,49 +86,6 @@ class _Syncers:
             threads.shutdown(wait=True)
 
 
-class _Syncs:
-    """Written files, synced concurrently and closed by the end of the block."""
-
-    def __init__(self, syncers: _Syncers | None) -> None:
-        self._syncers = syncers
-        self._waiting: File | None = None
-        self._files: list[File] = []
-        self._syncing: list[Future[None]] = []
-
-    def own(self, file: File) -> None:
-        """Close the file at the end of the block, also after errors."""
-        self._files.append(file)
-
-    def sync(self, file: File) -> None:
-        """Start to sync a written file; the first one is deferred until there is a second."""
-        if self._syncers is None:
-            file.sync()
-        elif not self._syncing and self._waiting is None:
-            self._waiting = file
-        else:
-            for each in (self._waiting, file):
-                if each is not None:
-                    self._syncing.append(self._syncers.submit(each.sync))
-            self._waiting = None
-
-    def __enter__(self) -> _Syncs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            wait(self._syncing)
-            if error is None:
-                if self._waiting is not None:
-                    self._waiting.sync()
-                for each in self._syncing:
-                    each.result()
-        finally:
-            for file in self._files:
-                file.close()
-
-
 class FolderBackend:
     """A backend in a local folder."""
 
@@ -178,9 +134,26 @@ class FolderBackend:
     def put_all(self, objects: Iterable[tuple[str, Sequence[Part]]]) -> None:
         """Put several objects: one is synced while the next is written, and each folder is synced once."""
         written: list[tuple[str, Path, Path, Sequence[Part]]] = []
-        folders: dict[str, Path] = {}  # each is checked once, not once per object
         try:
-            with _Syncs(None if self._files.is_watched else self._syncers) as syncs:
+            self._write_all(objects, written)
+            for each in written:
+                self._link(*each)
+        finally:
+            for _, _, temporary, _ in written:
+                self._files.unlink(temporary, missing_ok=True)
+        self._sync_folders(list(dict.fromkeys(path.parent for _, path, _, _ in written)))
+
+    def _write_all(
+        self,
+        objects: Iterable[tuple[str, Sequence[Part]]],
+        written: list[tuple[str, Path, Path, Sequence[Part]]],
+    ) -> None:
+        """Write each object to a temporary file and sync it; `written` lists them, also after an error."""
+        folders: dict[str, Path] = {}  # each is checked once, not once per object
+        waiting: list[File] = []  # the first file is not synced on a thread before there is a second
+        syncing: list[Future[None]] = []
+        with ExitStack() as opened:
+            try:
                 for name, parts in objects:
                     self._check_writable(name)
                     above, _, last = check_name(name).rpartition("/")
@@ -189,16 +162,20 @@ class FolderBackend:
                     path = folders[above] / last
                     temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
                     written.append((name, path, temporary, parts))
-                    file = self._files.open(temporary, new=True)
-                    syncs.own(file)
+                    file = opened.enter_context(self._files.open(temporary, new=True))
                     self._write(file, parts)
-                    syncs.sync(file)
-            for each in written:
-                self._link(*each)
-        finally:
-            for _, _, temporary, _ in written:
-                self._files.unlink(temporary, missing_ok=True)
-        self._sync_folders(list(dict.fromkeys(path.parent for _, path, _, _ in written)))
+                    waiting.append(file)
+                    if self._files.is_watched:
+                        waiting.pop().sync()
+                    elif syncing or len(waiting) > 1:
+                        syncing += [self._syncers.submit(each.sync) for each in waiting]
+                        waiting.clear()
+                for file in waiting:
+                    file.sync()
+            finally:
+                wait(syncing)
+            for each in syncing:
+                each.result()
 
     def _write(self, file: File, parts: Sequence[Part]) -> None:
         position = 0

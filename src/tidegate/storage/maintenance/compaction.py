@@ -287,9 +287,7 @@ def _publish(
 ) -> bool:
     task, parts = store.task, store.task.parts
     stored_ms = merged.stored_ms
-    if not parts.is_kept(stored_ms) or not store.state.index.publish(
-        found.start, found.data_version, found.layout_version, inputs, merged.runs
-    ):
+    if not parts.is_kept(stored_ms) or not store.state.index.publish(found, inputs, merged.runs):
         return False
     if stored_ms is not None:
         task.note_unnamed(stored_ms)
@@ -347,11 +345,7 @@ def _rest(work: Work, store: AttachedStore, found: Bucket) -> Operation[bool]:
     """Release the bucket for a while; returns whether it is unchanged (M5)."""
     work.release()
     yield RESTING
-    if not (yield from work.claim(store, found.start)):
-        return False
-    now = store.state.index.snapshot(found.start)
-    versions = (found.data_version, found.layout_version)
-    return now is not None and (now.data_version, now.layout_version) == versions
+    return (yield from work.claim(store, found.start)) and store.state.index.snapshot(found.start) is found
 
 
 def shared_charge(merge: Merge, total: int, sizes: Sequence[int]) -> list[int]:

@@ -148,8 +148,8 @@ class Work(ExitStack):
 
         None when the bucket changed meanwhile: then nothing was published.
         """
-        task, index = self._task, store.state.index
-        if not index.set_places(bucket.start, bucket.data_version, bucket.layout_version, pairs):
+        task = self._task
+        if not store.state.index.set_places(bucket, pairs):
             self._parts.stats.lost(task.task, what)
             return None
         for _, new in pairs:
