@@ -22,6 +22,8 @@ from rocksdict import AccessType, Options, Rdict, WriteBatch
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import BucketIndex, PlainState
+from tidegate.storage.maintenance import compaction
+from tidegate.storage.maintenance.dump import dump
 from tidegate.storage.runs.aggregates import Count, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
@@ -74,12 +76,16 @@ class Store:
 
     def compact(self) -> None:
         for bucket in self.state.index.all_buckets():
-            for _ in self.runtime.compacting(TASK, self.state, bucket, whole=True):
+            for _ in compaction.compact(self.runtime._store(TASK, self.state), bucket, whole=True):
                 pass
 
     def evict(self) -> None:
         buckets = self.state.index.all_buckets()
-        for _ in self.runtime.dumping(TASK, self.state, buckets, evict=True):
+        for _ in dump(
+            self.runtime._parts.tasks.get(TASK),
+            [(self.runtime._store(TASK, self.state), buckets)],
+            evict=True,
+        ):
             pass
 
 

@@ -103,7 +103,7 @@ def measure_evicted(report: Report, store: Store, rows: pa.Table, folder: Path) 
         if not again:  # as in a new process: packs are opened and their checksums taken
             for bucket in store.state.index.all_buckets():
                 for run in store.state.index.snapshot(bucket).runs:  # type: ignore[union-attr]
-                    store.runtime.packs.forget(run.stored.pack)  # type: ignore[union-attr]
+                    store.runtime._parts.packs.forget(run.stored.pack)  # type: ignore[union-attr]
         with store.reader.scan(TASK, store.state, columns=columns) as scan:
             return summed(pa.Table.from_batches(scan))
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from _report import Report, best_of, demand
 from _storage import START_MS, TASK, RocksPeer, key_names, roomy, scratch_folder
 from tidegate.storage import WorkerStorageRuntime, open_backend
+from tidegate.storage.maintenance.dump import dump
 from tidegate.windows.keys import KeyFormat, encode_keys
 from tidegate.windows.stores.window_store import WindowStore
 
@@ -167,7 +168,11 @@ def main() -> None:
         )
         peer.close()
         one_by_one_fetches(report, store, wanted, start, answer, "in memory", "at most 50 µs")
-        for _ in runtime.dumping(TASK, store.state, store.state.index.all_buckets(), evict=True):
+        for _ in dump(
+            runtime._parts.tasks.get(TASK),
+            [(runtime._store(TASK, store.state), store.state.index.all_buckets())],
+            evict=True,
+        ):
             pass
         one_by_one_fetches(report, store, wanted, start, answer, "evicted", "")
         evicted_s = best_of(5 * repetitions, fetch)

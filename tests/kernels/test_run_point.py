@@ -12,7 +12,7 @@ from tidegate.storage.index import AppendBatch
 from tidegate.storage.lookup import span_of
 from tidegate.storage.memory.pool import WorkerMemoryPool, WriteBuffer
 from tidegate.storage.runs.build import build_runs
-from tidegate.storage.spec import Cursor, Merge
+from tidegate.storage.spec import Merge
 from workers import rows_batch, store
 
 
@@ -31,9 +31,8 @@ def test_one_key_is_found_as_the_general_search_finds_it(seed: int, merge: Merge
         ]
         seq = 60 * number if merge is Merge.APPEND else None
         for run in build_runs(index.spec, rows_batch(merge, rows), first_seq=seq, max_rows=1000):
-            cursors = Cursor(run.min_ts, 0), Cursor(run.max_ts, 0)
             bounds = (run.bucket, cache.put_all("t", [run])[0], run.row_count, 1, 1, run.min_ts, run.max_ts)
-            index.insert([AppendBatch(*bounds, *cursors)])
+            index.insert([AppendBatch(*bounds)])
     span = span_of(index.query(0, 3000))
     kind = 0 if merge is Merge.APPEND else 1
     found = 0

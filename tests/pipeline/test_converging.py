@@ -110,7 +110,7 @@ def converge(folder: Path, seed: int, table: Any) -> int:
     assert summary.caught_up and summary.progress.lag_records == 0
     runtime = run._coordinator._engine._worker.runtime  # type: ignore[attr-defined]
     for number in range(2):
-        assert not runtime.pins.pinned(f"shop/per_window/{number}")
+        assert not runtime._parts.pins.pinned(f"shop/per_window/{number}")
     # Without a grace, one pass leaves what the commits name, and nothing else.
     Collector(Records(inner, "shop"), clock=clock, grace_ms=0, every_ms=0).run()
     assert objects_of(inner, "shop") == named_objects(inner, "shop"), seed

@@ -226,5 +226,5 @@ def _collected(app: tg.App, folder: Path, *tables: ResultTable) -> int:
     backend.close()
     for side in (side for table in tables for side in (table._follower._current, *table._follower._others)):
         if side is not None:
-            side.view._runtime.packs.close()  # as where packs are far away, or too many to stay open
+            side.view._runtime._parts.packs.close()  # as where packs are far away, or too many to stay open
     return TEN + hours * 3_600_000

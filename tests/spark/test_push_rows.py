@@ -104,7 +104,7 @@ def test_a_version_that_is_deleted_under_a_scan_is_told_and_a_query_takes_the_ne
         versions = versions_of(tmp_path)
         with Log(tmp_path / "log") as log:
             delete_version(versions, log, 1)
-        view.source.runtime.packs.close()
+        view.source.runtime._parts.packs.close()
         with pytest.raises(
             CommitGoneError, match="users_v1 was deleted while it was read; read the table again"
         ):

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from backend_faults import BackendRecorder, WatchedBackend
+from maintenance_steps import compacting, deleting, dumping, repacking
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.randomness import SeededRandomness
@@ -21,7 +21,7 @@ from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge
-from tidegate.storage.state_cache import BytesCodec
+from tidegate.storage.state import BytesCodec
 from workers import TASK, Row, Worker, rows_batch, store
 
 ATTEMPT = """
@@ -180,13 +180,13 @@ def test_with_a_master_a_worker_deletes_nothing_whatever_it_does() -> None:
     for number in range(12):
         worker.append(events, rows(50, start=50 * number, ts=100 * number))
         for bucket in events.index.all_buckets():
-            worker.run(worker.runtime.compacting(TASK, events, bucket))
+            worker.run(compacting(worker.runtime, TASK, events, bucket))
         worker.runtime.writer().prune(TASK, events, 60 * number)
         tokens.append(worker.runtime.checkpoint(TASK))
         contents.append(worker.rows(events))
-        worker.run(worker.runtime.dumping(TASK, events, events.index.all_buckets(), evict=True))
-        worker.run(worker.runtime.repacking(TASK))
-        worker.run(worker.runtime.deleting(TASK))
+        worker.run(dumping(worker.runtime, TASK, events, events.index.all_buckets(), evict=True))
+        worker.run(repacking(worker.runtime, TASK))
+        worker.run(deleting(worker.runtime, TASK))
     worker.runtime.writer().prune(TASK, events, 10**9)
     while not worker.runtime.maintain(TASK, 1000):
         pass
@@ -253,11 +253,6 @@ def put(worker: Worker, events: Extra) -> None:
     worker.runtime.state_handle(TASK, "seen", BytesCodec()).put(b"k", b"new")
 
 
-def put_many(worker: Worker, events: Extra) -> None:
-    handle = worker.runtime.state_handle(TASK, "seen", BytesCodec())
-    handle.put_many(pa.array([b"k"]), pa.array([b"new"]))
-
-
 def delete(worker: Worker, events: Extra) -> None:
     worker.runtime.state_handle(TASK, "seen", BytesCodec()).delete(b"k")
 
@@ -276,16 +271,16 @@ def detach(worker: Worker, events: Extra) -> None:
     worker.attach(store())
 
 
-CHANGES = [append, prune, put, put_many, delete, progress, undone, detach]
+CHANGES = [append, prune, put, delete, progress, undone, detach]
 
 
 def compact(worker: Worker, events: Extra) -> None:
     for bucket in events.index.all_buckets():
-        worker.run(worker.runtime.compacting(TASK, events, bucket))
+        worker.run(compacting(worker.runtime, TASK, events, bucket))
 
 
 def evict(worker: Worker, events: Extra) -> None:
-    worker.run(worker.runtime.dumping(TASK, events, events.index.all_buckets(), evict=True))
+    worker.run(dumping(worker.runtime, TASK, events, events.index.all_buckets(), evict=True))
 
 
 def read(worker: Worker, events: Extra) -> None:
@@ -427,10 +422,10 @@ def test_a_token_given_twice_is_held_until_it_is_released_twice() -> None:
     assert worker.runtime.checkpoint(TASK) == first
     worker.runtime.release_checkpoint(TASK, first)
     worker.runtime.writer().prune(TASK, events, 10**9)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert restored(worker.backend, first) == sorted(rows(10))
     worker.runtime.release_checkpoint(TASK, first)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert worker.objects(".pack") == []
 
 
@@ -443,5 +438,5 @@ def test_a_released_checkpoint_is_not_given_again() -> None:
     second = worker.runtime.checkpoint(TASK)
     assert second != first
     worker.runtime.writer().prune(TASK, events, 10**9)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert restored(worker.backend, second) == sorted(rows(10))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.errors import InternalError, InvalidError
+from tidegate.errors import InvalidError
 from tidegate.storage.index import (
     AppendBatch,
     BucketIndex,
@@ -20,11 +20,10 @@ from tidegate.storage.index import (
     RunEntry,
     StoredRef,
     Tenant,
-    Totals,
 )
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
-from tidegate.storage.spec import Cursor, Merge, StoreSpec
+from tidegate.storage.spec import Merge, StoreSpec
 
 SPEC = StoreSpec("events", Merge.APPEND, pa.schema([("value", pa.int64())]), bucket_ms=1000, segment_ms=4000)
 LAST = StoreSpec("table", Merge.LAST, pa.schema([("value", pa.int64())]), bucket_ms=1000)
@@ -48,7 +47,7 @@ def part(
     """A part that says it has `rows` rows; the run behind it stands for them."""
     low, high = start if low is None else low, start if high is None else high
     hot = HotCopy(Tenant.WRITE_BUFFER, id(object()), run_of(low))
-    return AppendBatch(start, hot, rows, rows * 10, charge, low, high, Cursor(low, 0), Cursor(high, rows))
+    return AppendBatch(start, hot, rows, rows * 10, charge, low, high)
 
 
 def stored(index: BucketIndex, start: int, name: str = "p", *, keep_hot: bool = False) -> None:
@@ -59,7 +58,7 @@ def stored(index: BucketIndex, start: int, name: str = "p", *, keep_hot: bool = 
         (run, replace(run, stored=StoredRef(f"{name}-{start}", at), hot=run.hot if keep_hot else None))
         for at, run in enumerate(bucket.runs)
     ]
-    assert index.set_places(start, bucket.data_version, bucket.layout_version, pairs)
+    assert index.set_places(bucket, pairs)
 
 
 def three_buckets() -> BucketIndex:
@@ -75,7 +74,7 @@ def test_query_answers_buckets_whose_starts_lie_between(start: int, end: int, fo
     index = three_buckets()
     assert [bucket.start for bucket in index.query(start, end)] == found
     assert index.total_rows == 225
-    assert [bucket.row_count for bucket in index.query(0, 9999)] == [100, 50, 75]
+    assert [sum(run.rows for run in bucket.runs) for bucket in index.query(0, 9999)] == [100, 50, 75]
 
 
 def test_buckets_that_may_hold_a_time_start_before_it() -> None:
@@ -104,7 +103,7 @@ def test_a_run_that_straddles_the_cutoff_stays_whole(cutoff: int) -> None:
     assert before is not None and after is not None
     assert after.runs == before.runs[:1]
     assert after.data_version > before.data_version
-    assert (index.total_rows, index.total_charge, after.row_count) == (7, 100, 7)
+    assert (index.total_rows, index.total_charge, after.runs[0].rows) == (7, 100, 7)
     assert index.prune(cutoff) == Pruned()
     assert index.snapshot(1000) is after
 
@@ -119,7 +118,7 @@ def test_a_run_with_two_copies_is_pruned_once(cutoff: int) -> None:
     assert [hot.id for hot in gone.hot] == [entry.hot.id]
     assert gone.stored == (StoredRef("p-1000", 0),)
     assert (gone.rows, gone.charge) == (40, 400)
-    assert (index.total_rows, index.total_charge, index.total_bytes, index.run_count) == (0, 0, 0, 0)
+    assert (index.total_rows, index.total_charge, index.total_bytes, index.bucket_count) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,44 +141,8 @@ def test_drop_segments_takes_whole_time_segments_only() -> None:
     assert index.all_buckets() == [8000]
 
 
-def test_insert_raises_the_highest_cursor_and_prune_does_not_lower_it() -> None:
-    index = BucketIndex(SPEC)
-    assert index.max_cursor is None
-    index.insert([part(2000, 3), part(1000, 9)])
-    assert index.max_cursor == Cursor(2000, 3)
-    index.prune(10**9)
-    assert index.max_cursor == Cursor(2000, 3)
-
-
 def base(entry: RunEntry, **changes: object) -> RunEntry:
     return replace(entry, base=True, **changes)  # type: ignore[arg-type]
-
-
-def test_should_compact_wants_deltas_that_overlap_or_are_many() -> None:
-    index = BucketIndex(SPEC)
-    assert not index.should_compact(1000)
-    index.insert([part(1000, low=1000, high=1400)])
-    assert not index.should_compact(1000)
-    index.insert([part(1000, low=1500, high=1600)])
-    assert not index.should_compact(1000), "they do not overlap"
-    index.insert([part(1000, low=1600, high=1700)])
-    assert index.should_compact(1000)
-    for at in range(9):
-        index.insert([part(2000, low=2000 + at, high=2000 + at)])
-        assert index.should_compact(2000) == (at == 8)
-
-
-def test_small_deltas_wait_beside_a_large_base() -> None:
-    index = BucketIndex(SPEC)
-    (first,) = index.insert([part(1000, 100, low=1000, high=1999)])
-    bucket = index.snapshot(1000)
-    assert bucket is not None
-    assert index.publish(1000, bucket.data_version, bucket.layout_version, [first], [base(first)])
-    assert not index.should_compact(1000), "there is no delta"
-    index.insert([part(1000, 5, low=1500, high=1500)])
-    assert not index.should_compact(1000)
-    index.insert([part(1000, 20, low=1500, high=1500)])
-    assert index.should_compact(1000)
 
 
 # ── versions and compare-and-swap ────────────────────────────────────────────────────────────────────────────
@@ -207,7 +170,7 @@ def test_data_version_follows_content_and_layout_version_follows_publishes(row: 
     bucket = index.snapshot(1000)
     assert bucket is not None
     merged = base(bucket.runs[1], rows=7, stored=None, min_ts=1000)
-    assert index.publish(1000, data, layout, bucket.runs, [merged])
+    assert index.publish(bucket, bucket.runs, [merged])
     assert versions()[0] == data and versions()[1] > layout
     index.prune(1900)
     assert versions()[0] == data, "the merged run straddles: nothing left"
@@ -233,7 +196,7 @@ def test_a_lost_race_changes_nothing(operation: str, stale: str) -> None:
     elif stale == "places":
         stored(index, 1000, keep_hot=True)
     elif stale == "publish":
-        index.publish(1000, seen.data_version, seen.layout_version, seen.runs[:1], [base(seen.runs[0])])
+        index.publish(seen, seen.runs[:1], [base(seen.runs[0])])
     elif stale == "prune":
         index.prune(1500)
     else:
@@ -249,10 +212,10 @@ def test_a_lost_race_changes_nothing(operation: str, stale: str) -> None:
     )
     if operation == "publish":
         merged = base(seen.runs[1], rows=7, min_ts=1000)
-        assert not index.publish(1000, seen.data_version, seen.layout_version, seen.runs, [merged])
+        assert not index.publish(seen, seen.runs, [merged])
     else:
         pairs = [(run, replace(run, stored=StoredRef("x", 0), hot=None)) for run in seen.runs]
-        assert not index.set_places(1000, seen.data_version, seen.layout_version, pairs)
+        assert not index.set_places(seen, pairs)
     after = (
         index.snapshot(1000),
         index.total_rows,
@@ -270,7 +233,7 @@ def test_publish_puts_new_runs_where_the_old_ones_stood() -> None:
     assert bucket is not None
     a, b, c, d = bucket.runs
     halves = [base(c, rows=2), base(c, rows=3)]  # one merge, two disjoint pieces of one order
-    assert index.publish(1000, bucket.data_version, bucket.layout_version, [b, c], halves)
+    assert index.publish(bucket, [b, c], halves)
     after = index.snapshot(1000)
     assert after is not None
     assert after.runs == (a, *halves, d)
@@ -282,9 +245,9 @@ def test_publish_of_nothing_removes_the_bucket() -> None:
     index.insert([part(1000, 2), part(2000, 1)])
     bucket = index.snapshot(1000)
     assert bucket is not None
-    assert index.publish(1000, bucket.data_version, bucket.layout_version, bucket.runs, [])
+    assert index.publish(bucket, bucket.runs, [])
     assert index.all_buckets() == [2000]
-    assert (index.total_rows, index.run_count) == (1, 1)
+    assert (index.total_rows, index.bucket_count) == (1, 1)
 
 
 @pytest.mark.parametrize("row", [pytest.param("", id="WS-INV-4")])
@@ -296,22 +259,19 @@ def test_a_change_that_would_break_one_logical_copy_is_refused(row: str) -> None
     a, b, c = bucket.runs
     assert a.hot is not None
     partial = replace(a.hot, complete=False)
-    versions = bucket.data_version, bucket.layout_version
     refused = [
-        lambda: index.publish(
-            1000, *versions, [a, c], [base(c, rows=4)]
-        ),  # not side by side: b's turn is lost
-        lambda: index.publish(1000, *versions, [b, a], [base(b, rows=3)]),
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=2)]),  # a row was lost
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=4)]),  # a row was made up
-        lambda: index.publish(1000, *versions, [a, b], [base(c, rows=3)]),  # an order that is taken
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=3, bucket=2000)]),
-        lambda: index.publish(1000, *versions, [a, b], [base(b, rows=3, hot=None)]),  # nowhere
-        lambda: index.publish(1000, *versions, [], []),
-        lambda: index.set_places(1000, *versions, [(a, replace(a, hot=None))]),  # nowhere
-        lambda: index.set_places(1000, *versions, [(a, replace(a, hot=partial))]),  # some of it nowhere
-        lambda: index.set_places(1000, *versions, [(a, replace(a, rows=9))]),
-        lambda: index.set_places(1000, *versions, [(replace(a), replace(a))]),  # not the index's own entry
+        lambda: index.publish(bucket, [a, c], [base(c, rows=4)]),  # not side by side: b's turn is lost
+        lambda: index.publish(bucket, [b, a], [base(b, rows=3)]),
+        lambda: index.publish(bucket, [a, b], [base(b, rows=2)]),  # a row was lost
+        lambda: index.publish(bucket, [a, b], [base(b, rows=4)]),  # a row was made up
+        lambda: index.publish(bucket, [a, b], [base(c, rows=3)]),  # an order that is taken
+        lambda: index.publish(bucket, [a, b], [base(b, rows=3, bucket=2000)]),
+        lambda: index.publish(bucket, [a, b], [base(b, rows=3, hot=None)]),  # nowhere
+        lambda: index.publish(bucket, [], []),
+        lambda: index.set_places(bucket, [(a, replace(a, hot=None))]),  # nowhere
+        lambda: index.set_places(bucket, [(a, replace(a, hot=partial))]),  # some of it nowhere
+        lambda: index.set_places(bucket, [(a, replace(a, rows=9))]),
+        lambda: index.set_places(bucket, [(replace(a), replace(a))]),  # not the index's own entry
         lambda: index.insert([part(1000, 0)]),
         lambda: index.insert([replace(part(1000, 1), hot=replace(part(1000).hot, complete=False))]),
         lambda: index.insert([part(1000, 1, low=999)]),
@@ -322,12 +282,6 @@ def test_a_change_that_would_break_one_logical_copy_is_refused(row: str) -> None
             change()
         assert index.snapshot(1000) is bucket, number
         assert index.all_buckets() == [1000]
-
-
-def test_totals_never_fall_below_zero() -> None:
-    (entry,) = BucketIndex(SPEC).insert([part(1000)])
-    with pytest.raises(InternalError):
-        Totals().take([entry])
 
 
 @pytest.mark.parametrize("row", [pytest.param("", id="WS-INV-11-index")])
@@ -374,65 +328,51 @@ def test_derived_values_live_until_anything_changes() -> None:
     assert len(index._derived) <= 16
 
 
-def test_export_says_what_changed_since_the_last_confirmed_one() -> None:
+def test_changes_are_those_since_the_last_confirmed_manifest() -> None:
     index = BucketIndex(SPEC)
     index.insert([part(1000, 1), part(2000, 2), part(3000, 3)])
-    with pytest.raises(InvalidError, match="only in memory"):
-        index.export()
+    assert index.changes() is None, "runs that are only in memory cannot be listed"
     for start in (1000, 2000, 3000):
         stored(index, start, keep_hot=True)
-    first = index.export()
-    assert (list(first.changed), first.removed, first.next_order) == ([1000, 2000, 3000], (), 3)
-    assert all(run.hot is None for runs in first.changed.values() for run in runs)
-    assert index.export().changed.keys() == first.changed.keys(), "not confirmed: it says it again"
+    mark = index.version
+    assert index.changes() == {1000, 2000, 3000}
     index.insert([part(2000, 5)])
     stored(index, 2000)
-    index.exported(first.mark)
-    second = index.export()
-    assert (list(second.changed), len(second.changed[2000])) == ([2000], 2)
-    index.exported(second.mark)
+    index.exported(mark)
+    assert index.changes() == {2000}
+    index.exported(index.version)
     stored(index, 3000)  # takes the hot copy away; the stored one is the same
     bucket = index.snapshot(1000)
     assert bucket is not None
     index.set_places(
-        1000,
-        bucket.data_version,
-        bucket.layout_version,
+        bucket,
         [(run, replace(run, hot=None)) for run in bucket.runs],
     )
-    assert index.export().changed == {}, "a hot copy is no business of a manifest"
+    assert index.changes() == set() and index.is_exported, "a hot copy is no business of a manifest"
     index.prune(2000)
-    third = index.export()
-    assert (third.changed, third.removed) == ({}, (1000,))
-    full = index.export(full=True)
-    assert (list(full.changed), full.removed, full.is_full) == ([2000, 3000], (), True)
+    assert index.changes() == {1000}
 
 
-def test_load_brings_back_what_was_exported() -> None:
+def test_load_brings_back_the_runs_of_a_manifest() -> None:
     index = three_buckets()
-    export = index.export(full=True)
+    runs = [run for bucket in index.query(0, 9999) for run in bucket.runs]
     other = BucketIndex(SPEC)
     other.insert([part(7000, 9, charge=5)])
-    gone = other.load(
-        [run for runs in export.changed.values() for run in runs],
-        next_order=export.next_order,
-        max_cursor=export.max_cursor,
-    )
+    gone = other.load(runs, next_order=3)
     assert (gone.rows, gone.charge, len(gone.hot), gone.buckets) == (9, 5, 1, (7000,))
-    assert other.export(full=True).changed == export.changed
-    assert (other.total_rows, other.total_charge, other.max_cursor) == (225, 300, Cursor(3000, 75))
-    assert other.export().changed == {}, "the manifest it came from knows it"
+    assert [run for bucket in other.query(0, 9999) for run in bucket.runs] == runs
+    assert (other.total_rows, other.total_charge) == (225, 300)
+    assert other.changes() == set(), "the manifest it came from knows it"
     assert other.hot_buckets() == other.unstored_buckets() == []
     (entry,) = other.insert([part(3000)])
-    assert entry.order == export.next_order
+    assert entry.order == 3
 
 
 @pytest.mark.parametrize("wrong", [{"stored": None}, {"order": 99}, {"rows": 0}])
-def test_load_refuses_what_no_export_says(wrong: dict[str, object]) -> None:
-    index = three_buckets()
-    runs = [run for runs in index.export(full=True).changed.values() for run in runs]
+def test_load_refuses_runs_that_no_manifest_has(wrong: dict[str, object]) -> None:
+    first, *rest = [run for bucket in three_buckets().query(0, 9999) for run in bucket.runs]
     with pytest.raises(InvalidError):
-        BucketIndex(SPEC).load([*runs[1:], replace(runs[0], **wrong)], next_order=3, max_cursor=None)  # type: ignore[arg-type]
+        BucketIndex(SPEC).load([*rest, replace(first, **wrong)], next_order=3)  # type: ignore[arg-type]
 
 
 STEP = st.tuples(
@@ -460,16 +400,22 @@ def test_counts_and_noted_buckets_equal_the_entries_after_any_changes(
             gone = index.prune(start + 150 * number) if action == "prune" else index.drop_segments(start)
             expected_rows -= gone.rows
         elif bucket is not None and action == "merge":
-            low, high = min(run.min_ts for run in bucket.runs), bucket.max_ts
-            merged = base(bucket.runs[-1], rows=bucket.row_count, min_ts=low, max_ts=high, stored=None)
+            low, high = min(run.min_ts for run in bucket.runs), max(run.max_ts for run in bucket.runs)
+            merged = base(
+                bucket.runs[-1],
+                rows=sum(run.rows for run in bucket.runs),
+                min_ts=low,
+                max_ts=high,
+                stored=None,
+            )
             if merged.hot is not None:
-                index.publish(start, bucket.data_version, bucket.layout_version, bucket.runs, [merged])
+                index.publish(bucket, bucket.runs, [merged])
         elif bucket is not None:
             stored(index, start, keep_hot=action == "store")
         runs = [run for found in index.query(-(10**9), 10**9) for run in found.runs]
         assert index.total_rows == expected_rows == sum(run.rows for run in runs)
         assert index.total_charge == sum(run.charge for run in runs)
-        assert (index.run_count, index.bucket_count) == (len(runs), len(index.all_buckets()))
+        assert index.bucket_count == len(index.all_buckets())
         assert index.all_buckets() == sorted({run.bucket for run in runs})
         assert index.unstored_buckets() == sorted({run.bucket for run in runs if run.stored is None})
         assert index.hot_buckets() == sorted({run.bucket for run in runs if run.hot is not None})
@@ -495,7 +441,7 @@ def test_work_follows_the_buckets_touched_not_all_of_them() -> None:
             index.insert(parts)
             stored(index, 1000 * others + 1000)
             index.buckets(2000, 3000)
-            index.newest_buckets(2)
+            index.unstored_buckets()
             index.prune(1000)
         finally:
             sys.settrace(None)
@@ -518,10 +464,8 @@ def test_many_threads_insert_and_publish_without_losing_a_row() -> None:
             bucket = index.snapshot(1000)
             if bucket is None:
                 raise AssertionError("the bucket went away")
-            merged = base(bucket.runs[-1], rows=bucket.row_count)
-            published[worker] += index.publish(
-                1000, bucket.data_version, bucket.layout_version, bucket.runs, [merged]
-            )
+            merged = base(bucket.runs[-1], rows=sum(run.rows for run in bucket.runs))
+            published[worker] += index.publish(bucket, bucket.runs, [merged])
 
     threads = [
         threading.Thread(target=insert),
@@ -532,4 +476,4 @@ def test_many_threads_insert_and_publish_without_losing_a_row() -> None:
     for thread in threads:
         thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
-    assert index.total_rows == 301 == sum(bucket.row_count for bucket in index.query(0, 9999))
+    assert index.total_rows == 301 == sum(run.rows for bucket in index.query(0, 9999) for run in bucket.runs)

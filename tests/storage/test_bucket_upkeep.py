@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 
 from backend_faults import RefuseAt, WatchedBackend
+from maintenance_steps import compacting, deleting, dumping, rehydrating, relieving
 from tidegate.errors import UnavailableError
 from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
@@ -42,7 +43,7 @@ def test_compacting_two_overlapping_deltas_leaves_one_base_run() -> None:
     first = worker.append(state, [(b"a", 1000, 1), (b"a", 1500, 2)])
     second = worker.append(state, [(b"a", 1200, 3)])
     before = worker.rows(state)
-    assert worker.run(worker.runtime.compacting(TASK, state, BUCKET))
+    assert worker.run(compacting(worker.runtime, TASK, state, BUCKET))
     assert placed(worker, state) == [(True, True, False)]
     assert len([*first, *second]) == 2 and worker.parts.write_buffer.count(TASK) == 0
     assert worker.rows(state) == before
@@ -55,7 +56,7 @@ def test_an_append_during_a_compaction_wins_and_nothing_of_the_merge_stays() -> 
     worker.append(state, rows(3))
     worker.append(state, rows(3, start=3))
     held = worker.parts.pool.total
-    operation = worker.runtime.compacting(TASK, state, BUCKET)
+    operation = compacting(worker.runtime, TASK, state, BUCKET)
     steps(operation, "placed")
     assert worker.parts.pool.total > held
     added = sum(part.nbytes for part in worker.append(state, rows(1, start=6)))
@@ -73,15 +74,15 @@ def test_compaction_and_dump_of_one_bucket_take_turns() -> None:
     worker.append(state, rows(5))
     worker.append(state, rows(5, start=5))
     before = worker.rows(state)
-    dump = worker.runtime.dumping(TASK, state, [BUCKET], evict=True)
+    dump = dumping(worker.runtime, TASK, state, [BUCKET], evict=True)
     steps(dump, "stored")
-    assert worker.run(worker.runtime.compacting(TASK, state, BUCKET)) is False, "the bucket is busy"
+    assert worker.run(compacting(worker.runtime, TASK, state, BUCKET)) is False, "the bucket is busy"
     assert worker.run(dump) == 1
-    compaction = worker.runtime.compacting(TASK, state, BUCKET)
+    compaction = compacting(worker.runtime, TASK, state, BUCKET)
     worker.append(state, rows(2, start=10))
     worker.append(state, rows(2, start=12))
     steps(compaction, "merged")
-    assert worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True)) == 0
+    assert worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True)) == 0
     assert worker.run(compaction) is True
     assert worker.rows(state) == sorted([*before, *rows(4, start=10)])
 
@@ -91,7 +92,7 @@ def test_a_dump_that_keeps_hot_gives_every_run_a_stored_copy() -> None:
     worker = Worker()
     state = worker.attach(store())
     worker.append(state, rows(5))
-    assert worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=False)) == 1
+    assert worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=False)) == 1
     assert placed(worker, state) == [(False, True, True)]
     assert worker.used("write_buffer") > 0
     assert worker.rows(state) == rows(5)
@@ -102,13 +103,13 @@ def test_dumping_twice_repeats_no_row_and_writes_nothing_new() -> None:
     worker = Worker()
     state = worker.attach(store())
     worker.append(state, rows(5))
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=False))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=False))
     written = worker.objects("packs")
     assert worker.rows(state) == rows(5)
-    assert worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=False)) == 0
+    assert worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=False)) == 0
     assert worker.objects("packs") == written
     worker.append(state, rows(2, start=5))
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=False))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=False))
     assert worker.rows(state) == rows(7)
     found = state.index.snapshot(BUCKET)
     assert found is not None
@@ -120,14 +121,14 @@ def test_history_that_was_evicted_survives_compaction_and_the_next_dump(deltas: 
     worker = Worker()
     state = worker.attach(store())
     worker.append(state, rows(100))
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
     assert worker.used("write_buffer") == 0
     for delta in range(deltas):
         worker.append(state, rows(10 // deltas, start=100 + delta * (10 // deltas)))
     expected = 100 + deltas * (10 // deltas)
-    worker.run(worker.runtime.compacting(TASK, state, BUCKET))
+    worker.run(compacting(worker.runtime, TASK, state, BUCKET))
     assert len(worker.rows(state)) == expected
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
     assert worker.rows(state) == rows(expected)
     assert worker.rows(state, keys=[b"k"]) == rows(expected)
     assert worker.parts.pool.total == 0
@@ -138,7 +139,7 @@ def test_a_dump_that_lost_the_race_retires_its_pack_and_touches_no_metadata() ->
     worker = Worker()
     state = worker.attach(store())
     worker.append(state, rows(5))
-    operation = worker.runtime.dumping(TASK, state, [BUCKET], evict=True)
+    operation = dumping(worker.runtime, TASK, state, [BUCKET], evict=True)
     steps(operation, "stored")
     (pack,) = worker.objects("packs")
     worker.append(state, rows(1, start=5))
@@ -147,7 +148,7 @@ def test_a_dump_that_lost_the_race_retires_its_pack_and_touches_no_metadata() ->
     assert state.index.snapshot(BUCKET).layout_version == layout  # type: ignore[union-attr]
     assert placed(worker, state) == [(False, True, False)] * 2
     assert worker.parts.retirement.retired(TASK) == [pack]
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert worker.objects("packs") == []
 
 
@@ -162,13 +163,13 @@ def test_a_put_that_fails_publishes_nothing_and_retires_what_was_written() -> No
     before, charged = worker.rows(state), worker.parts.backlog.used
     held = worker.parts.pool.total
     with pytest.raises(UnavailableError):
-        worker.run(worker.runtime.dumping(TASK, state, [1000, 2000, 3000], evict=True))
+        worker.run(dumping(worker.runtime, TASK, state, [1000, 2000, 3000], evict=True))
     assert state.index.unstored_buckets() == [1000, 2000, 3000]
     assert worker.rows(state) == before
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert worker.objects("packs") == []
     assert (worker.parts.pool.total, worker.parts.backlog.used) == (held, charged)
-    assert worker.run(worker.runtime.dumping(TASK, state, [1000, 2000, 3000], evict=True)) == 3
+    assert worker.run(dumping(worker.runtime, TASK, state, [1000, 2000, 3000], evict=True)) == 3
     assert worker.rows(state) == before
 
 
@@ -177,11 +178,11 @@ def test_rehydration_fills_base_runs_keeps_the_stored_copy_and_is_idempotent() -
     worker = Worker()
     state = worker.attach(store())
     worker.append(state, rows(20))
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
-    assert worker.run(worker.runtime.rehydrating(TASK, state, BUCKET)) is True
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
+    assert worker.run(rehydrating(worker.runtime, TASK, state, BUCKET)) is True
     assert placed(worker, state) == [(False, True, True)]
     assert worker.used("base_runs") > 0
-    assert worker.run(worker.runtime.rehydrating(TASK, state, BUCKET)) is False
+    assert worker.run(rehydrating(worker.runtime, TASK, state, BUCKET)) is False
     assert worker.rows(state) == rows(20)
     assert len(worker.objects("packs")) == 1
 
@@ -191,14 +192,14 @@ def test_a_rehydration_that_cannot_read_publishes_nothing() -> None:
     worker = Worker()
     state = worker.attach(store())
     worker.append(state, rows(20))
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
     worker.append(state, rows(1, start=20))
     for name in worker.objects("packs"):
         worker.backend.delete(name)
     worker.parts.packs.forget(state.index.snapshot(BUCKET).runs[0].stored.pack)  # type: ignore[union-attr]
     for operation in (
-        worker.runtime.rehydrating(TASK, state, BUCKET),
-        worker.runtime.compacting(TASK, state, BUCKET, whole=False),
+        rehydrating(worker.runtime, TASK, state, BUCKET),
+        compacting(worker.runtime, TASK, state, BUCKET, whole=False),
     ):
         held = worker.parts.pool.total
         if "rehydrat" in operation.__name__:
@@ -206,7 +207,7 @@ def test_a_rehydration_that_cannot_read_publishes_nothing() -> None:
                 worker.run(operation)
         assert worker.parts.pool.total == held
         assert placed(worker, state) == [(False, False, True), (False, True, False)]
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_a_reader_keeps_its_view_while_its_runs_are_replaced_and_deleted_after() -> None:
@@ -215,19 +216,19 @@ def test_a_reader_keeps_its_view_while_its_runs_are_replaced_and_deleted_after()
     state = worker.attach(store())
     for part in range(10):
         worker.append(state, rows(5, start=part * 5))
-        worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
+        worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
     old = worker.objects("packs")
     from tidegate.storage.reader import RangeRequest
 
     reader = worker.runtime.reader()
     loaded = reader.load(reader.plan(TASK, state, [RangeRequest([b"k"])]))
-    assert worker.run(worker.runtime.compacting(TASK, state, BUCKET, whole=False)) is True
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
-    worker.run(worker.runtime.deleting(TASK))
+    assert worker.run(compacting(worker.runtime, TASK, state, BUCKET, whole=False)) is True
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
+    worker.run(deleting(worker.runtime, TASK))
     assert set(old) <= set(worker.objects("packs")), "the view pins what was replaced"
     assert loaded.to_table().num_rows == 50
     loaded.close()
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert not set(old) & set(worker.objects("packs"))
     assert worker.rows(state) == rows(50)
 
@@ -245,28 +246,28 @@ def test_an_operation_closed_after_any_phase_leaks_nothing(kind: str, merge: Mer
         worker.append(state, [(b"a", 1000, 1), (b"b", 1100, 2), (b"c", 2100, 2)])
         worker.append(state, [(b"a", 1050, 1), (b"b", 1100, 5), (b"c", 2100, 3)])
         if kind == "rehydrate":
-            worker.run(worker.runtime.dumping(TASK, state, [1000, 2000], evict=True))
+            worker.run(dumping(worker.runtime, TASK, state, [1000, 2000], evict=True))
         before, charged = worker.rows(state), worker.parts.backlog.used
         held = worker.parts.pool.total
         operation = {
-            "compact": lambda w=worker, s=state: w.runtime.compacting(TASK, s, BUCKET),
-            "dump": lambda w=worker, s=state: w.runtime.dumping(TASK, s, [1000, 2000], evict=False),
-            "evict": lambda w=worker, s=state: w.runtime.dumping(TASK, s, [1000, 2000], evict=True),
-            "rehydrate": lambda w=worker, s=state: w.runtime.rehydrating(TASK, s, BUCKET),
-            "relieve": lambda w=worker, s=state: w.runtime.relieving(TASK),
+            "compact": lambda w=worker, s=state: compacting(w.runtime, TASK, s, BUCKET),
+            "dump": lambda w=worker, s=state: dumping(w.runtime, TASK, s, [1000, 2000], evict=False),
+            "evict": lambda w=worker, s=state: dumping(w.runtime, TASK, s, [1000, 2000], evict=True),
+            "rehydrate": lambda w=worker, s=state: rehydrating(w.runtime, TASK, s, BUCKET),
+            "relieve": lambda w=worker, s=state: relieving(w.runtime, TASK),
             "checkpoint": lambda w=worker, s=state: w.runtime.checkpointing(TASK),
         }[kind]()
         reached = list(islice(operation, phase))
         operation.close()
         assert worker.rows(state) == before
-        assert worker.runtime.leaks() == (0, 0, 0, 0, 0), reached
+        assert worker.runtime.leaks() == (0, 0, 0, 0), reached
         found = [run for start in state.index.all_buckets() for run in state.index.snapshot(start).runs]
         hot = sum(run.hot.run.nbytes for run in found if run.hot)
         assert worker.parts.pool.total == hot
         assert hot <= held or kind == "rehydrate"
         assert worker.parts.backlog.used == worker.runtime.charge_of(TASK) <= charged
         assert worker.parts.backlog.used == charged or (kind == "compact" and merge is not Merge.APPEND)
-        worker.run(worker.runtime.deleting(TASK))
+        worker.run(deleting(worker.runtime, TASK))
         assert set(worker.objects("packs")) == {run.stored.pack for run in found if run.stored}
         if len(reached) < phase:
             break
@@ -281,13 +282,13 @@ def test_compaction_and_rehydration_move_bytes_to_base_runs_exactly() -> None:
     worker.append(state, rows(30))
     worker.append(state, rows(30, start=30))
     assert worker.used("base_runs") == 0
-    worker.run(worker.runtime.compacting(TASK, state, BUCKET))
+    worker.run(compacting(worker.runtime, TASK, state, BUCKET))
     run = state.index.snapshot(BUCKET).runs[0]  # type: ignore[union-attr]
     assert worker.used("write_buffer") == 0
     assert worker.used("base_runs") == run.nbytes == worker.parts.pool.total
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
     assert worker.parts.pool.total == 0
-    worker.run(worker.runtime.rehydrating(TASK, state, BUCKET))
+    worker.run(rehydrating(worker.runtime, TASK, state, BUCKET))
     assert worker.used("base_runs") == run.nbytes
     worker.runtime.writer().prune(TASK, state, 5000)
     assert worker.parts.pool.total == 0
@@ -303,11 +304,11 @@ def test_backlog_moves_only_where_merging_makes_rows_unreachable(merge: Merge) -
     worker.append(state, rows(50))
     charged = worker.parts.backlog.used
     assert charged == state.index.total_charge
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=False))
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
-    worker.run(worker.runtime.rehydrating(TASK, state, BUCKET))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=False))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
+    worker.run(rehydrating(worker.runtime, TASK, state, BUCKET))
     assert worker.parts.backlog.used == charged
-    worker.run(worker.runtime.compacting(TASK, state, BUCKET))
+    worker.run(compacting(worker.runtime, TASK, state, BUCKET))
     if merge is Merge.APPEND:
         assert worker.parts.backlog.used == charged
     else:
@@ -320,20 +321,20 @@ def test_tombstones_go_with_a_merge_of_the_oldest_run_and_stay_otherwise() -> No
     worker = Worker()
     state = worker.attach(store(Merge.LAST))
     worker.append(state, [(b"a", 1000, 1), (b"b", 1000, 1)])
-    worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
     worker.append(state, [(b"a", 1000, None)])
     worker.append(state, [(b"c", 1000, 1)])
-    worker.run(worker.runtime.compacting(TASK, state, BUCKET))
+    worker.run(compacting(worker.runtime, TASK, state, BUCKET))
     assert worker.rows(state) == [(b"b", 1000, 1), (b"c", 1000, 1)], (
         "the tombstone still hides the stored row"
     )
     assert state.index.total_rows == 4
-    worker.run(worker.runtime.rehydrating(TASK, state, BUCKET))
-    worker.run(worker.runtime.compacting(TASK, state, BUCKET))
+    worker.run(rehydrating(worker.runtime, TASK, state, BUCKET))
+    worker.run(compacting(worker.runtime, TASK, state, BUCKET))
     assert worker.rows(state) == [(b"b", 1000, 1), (b"c", 1000, 1)]
     assert state.index.total_rows == 2
     worker.append(state, [(b"b", 1000, None), (b"c", 1000, None)])
-    worker.run(worker.runtime.compacting(TASK, state, BUCKET))
+    worker.run(compacting(worker.runtime, TASK, state, BUCKET))
     assert state.index.bucket_count == 0
     assert (worker.parts.pool.total, worker.parts.backlog.used) == (0, 0)
 
@@ -344,9 +345,9 @@ def test_a_bucket_larger_than_a_batch_is_merged_strip_by_strip_and_stored_as_it_
     state = worker.attach(store(merge))
     for part in range(12):
         worker.append(state, [(b"key%d" % (n % 97), 1000 + n % 7, n + part) for n in range(200)])
-        worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
+        worker.run(dumping(worker.runtime, TASK, state, [BUCKET], evict=True))
     before = worker.rows(state)
-    assert worker.run(worker.runtime.compacting(TASK, state, BUCKET, whole=False)) is True
+    assert worker.run(compacting(worker.runtime, TASK, state, BUCKET, whole=False)) is True
     found = state.index.snapshot(BUCKET)
     assert found is not None
     assert len({run.order for run in found.runs}) < 12
@@ -355,9 +356,9 @@ def test_a_bucket_larger_than_a_batch_is_merged_strip_by_strip_and_stored_as_it_
     assert worker.rows(state) == before
     assert worker.rows(state, keys=[b"key5"]) == [row for row in before if row[0] == b"key5"]
     assert worker.parts.backlog.used == state.index.total_charge
-    while worker.run(worker.runtime.compacting(TASK, state, BUCKET, whole=False)):
+    while worker.run(compacting(worker.runtime, TASK, state, BUCKET, whole=False)):
         pass
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     named = {run.stored.pack for run in state.index.snapshot(BUCKET).runs if run.stored}  # type: ignore[union-attr]
     assert set(worker.objects("packs")) == named
     assert worker.rows(state) == before
@@ -369,7 +370,7 @@ def test_hot_copies_never_outlive_their_place_in_the_index() -> None:
     state = worker.attach(store())
     worker.append(state, rows(4))
     worker.append(state, rows(4, start=4))
-    operation = worker.runtime.compacting(TASK, state, BUCKET)
+    operation = compacting(worker.runtime, TASK, state, BUCKET)
     steps(operation, "merged")
     worker.runtime.writer().prune(TASK, state, 9000)
     assert worker.run(operation) is False

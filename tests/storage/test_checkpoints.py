@@ -7,13 +7,14 @@ from itertools import count
 import pytest
 
 from backend_faults import BackendRecorder, DieAt, WatchedBackend
+from maintenance_steps import compacting, deleting, dumping, relieving
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.index import BucketIndex
 from tidegate.storage.manifest import Token
 from tidegate.storage.spec import Merge
-from tidegate.storage.state_cache import BytesCodec
+from tidegate.storage.state import BytesCodec
 from tidegate.testing.faults import SimulatedCrash
 from workers import TASK, Row, Worker, store
 
@@ -34,7 +35,7 @@ def test_a_restore_brings_deleted_and_changed_things_back_and_takes_new_ones_awa
     state.put(b"extra", b"3")
     worker.append(events, rows(5, start=20))
     worker.runtime.writer().prune(TASK, events, 99_000)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert worker.rows(events) == []
     worker.runtime.apply_checkpoint(TASK, token)
     assert worker.rows(events) == sorted(rows(20))
@@ -51,7 +52,7 @@ def test_a_restore_of_one_task_leaves_the_others_alone() -> None:
     token = worker.runtime.checkpoint("mine")
     worker.append(theirs, rows(30), "theirs")
     their_state.put(b"k", b"dirty and only in memory")
-    worker.run(worker.runtime.dumping("theirs", theirs, [1000], evict=False))
+    worker.run(dumping(worker.runtime, "theirs", theirs, [1000], evict=False))
     worker.runtime.writer().prune("theirs", theirs, 0)
     reader = worker.runtime.reader()
     ledger = worker.parts.pool.ledger()["theirs"]
@@ -92,7 +93,7 @@ def test_maintenance_during_a_checkpoint_never_takes_away_what_it_names() -> Non
         for part in range(10):
             worker.append(events, rows(10, start=part * 10))
             if part % 2:
-                worker.run(worker.runtime.dumping(TASK, events, [1000], evict=True))
+                worker.run(dumping(worker.runtime, TASK, events, [1000], evict=True))
         operation = worker.runtime.checkpointing(TASK)
         token, taken = None, 0
         while token is None:
@@ -103,7 +104,7 @@ def test_maintenance_during_a_checkpoint_never_takes_away_what_it_names() -> Non
             taken += 1
             if taken > first:
                 worker.runtime.maintain(TASK, 10_000)
-                worker.run(worker.runtime.deleting(TASK))
+                worker.run(deleting(worker.runtime, TASK))
         worker.runtime.maintain(TASK, 10_000)
         later = Worker(backend=worker.backend, seed=3)
         later.runtime.apply_checkpoint(TASK, token)
@@ -126,7 +127,7 @@ def test_a_pack_retired_after_the_checkpoint_lives_again_after_its_restore() -> 
     worker.runtime.apply_checkpoint(TASK, token)
     assert worker.parts.retirement.retired(TASK) == []
     for _ in range(3):
-        worker.run(worker.runtime.deleting(TASK))
+        worker.run(deleting(worker.runtime, TASK))
     assert worker.objects("packs") == [pack]
     assert worker.rows(events) == sorted(rows(20))
 
@@ -141,19 +142,19 @@ def test_what_a_checkpoint_names_is_held_until_it_is_released_or_too_old() -> No
         tokens.append(worker.runtime.checkpoint(TASK))
         packs.append(set(worker.objects("packs")))
     worker.runtime.writer().prune(TASK, events, 10_999_000)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     left = set(worker.objects("packs"))
     assert packs[3] <= left
     assert packs[2] <= left
     token = worker.runtime.checkpoint(TASK)  # the two before it stay until it is known to have arrived
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert set(worker.objects("packs")) == packs[3]
     worker.runtime.release_checkpoint(TASK, tokens[3])
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert set(worker.objects("packs")) == packs[2]
     for _ in range(2):  # with these, the third is older than the two retained
         worker.runtime.checkpoint(TASK)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert worker.objects("packs") == []
     worker.runtime.apply_checkpoint(TASK, token)
     assert worker.rows(events) == []
@@ -198,7 +199,7 @@ def test_attaching_before_or_after_the_restore_gives_the_same(attach_first: bool
     state = worker.attach(store(merge))
     worker.append(state, rows(30))
     worker.append(state, rows(30))
-    expected, cursor = worker.rows(state), state.index.max_cursor
+    expected = worker.rows(state)
     numbered = worker.parts.tasks.get(TASK).stores["events"].next_seq
     token = worker.runtime.checkpoint(TASK)
     later = Worker(backend=worker.backend, seed=5)
@@ -212,7 +213,6 @@ def test_attaching_before_or_after_the_restore_gives_the_same(attach_first: bool
         assert later.parts.backlog.used == worker.parts.backlog.used
         later.attach(fresh)
     assert later.rows(fresh) == expected
-    assert fresh.index.max_cursor == cursor
     assert later.parts.tasks.get(TASK).stores["events"].next_seq == numbered
     assert later.parts.backlog.used == worker.parts.backlog.used == fresh.index.total_charge
     assert later.parts.pool.total == 0
@@ -371,7 +371,7 @@ def test_a_task_that_never_rests_fails_its_checkpoint_by_name() -> None:
         for _ in range(10_000):
             worker.append(events, rows(1))
             next(operation)
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_operations_begun_before_a_restore_give_up_and_hurt_nothing() -> None:
@@ -383,9 +383,9 @@ def test_operations_begun_before_a_restore_give_up_and_hurt_nothing() -> None:
     token = worker.runtime.checkpoint(TASK)
     worker.append(events, rows(20, start=40))
     for begin, until in (
-        (lambda: worker.runtime.compacting(TASK, events, 1000), "placed"),
-        (lambda: worker.runtime.dumping(TASK, events, [1000], evict=True), "stored"),
-        (lambda: worker.runtime.relieving(TASK), None),
+        (lambda: compacting(worker.runtime, TASK, events, 1000), "placed"),
+        (lambda: dumping(worker.runtime, TASK, events, [1000], evict=True), "stored"),
+        (lambda: relieving(worker.runtime, TASK), None),
     ):
         operation = begin()
         for phase in operation:
@@ -397,10 +397,10 @@ def test_operations_begun_before_a_restore_give_up_and_hurt_nothing() -> None:
         assert worker.parts.pool.total == 0
         assert worker.parts.backlog.used == events.index.total_charge
         assert worker.hot_bytes() == 0
-        worker.run(worker.runtime.deleting(TASK))
+        worker.run(deleting(worker.runtime, TASK))
         assert worker.rows(events) == sorted(rows(40))
         worker.append(events, rows(20, start=40))
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_death_at_every_backend_effect_of_a_round_restores_the_last_checkpoint_exactly() -> None:
@@ -496,14 +496,14 @@ def test_a_row_number_never_repeats_not_after_an_eviction_nor_a_restore() -> Non
     events = worker.attach(store())
     same = [(b"k", 1000, 7)] * 4  # one key, one ts: only the number tells the rows apart
     worker.append(events, same)
-    worker.run(worker.runtime.dumping(TASK, events, [1000], evict=True))
+    worker.run(dumping(worker.runtime, TASK, events, [1000], evict=True))
     worker.append(events, same)
     token = worker.runtime.checkpoint(TASK)
     later = Worker(backend=worker.backend, seed=5)
     later.runtime.apply_checkpoint(TASK, token)
     fresh = later.attach(store())
     later.append(fresh, same)
-    later.run(later.runtime.compacting(TASK, fresh, 1000))
+    later.run(compacting(later.runtime, TASK, fresh, 1000))
     with later.runtime.reader().scan(TASK, fresh) as scan:
         numbers = [number for batch in scan for number in batch.column("seq").to_pylist()]
     assert numbers == list(range(12))

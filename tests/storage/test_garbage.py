@@ -60,10 +60,8 @@ def test_orphans_older_than_grace_go_and_everything_a_token_names_stays() -> Non
         world.backend, world.task, [token], grace_ms=HOUR_MS, now_ms=world.clock.now_ms()
     )
     assert report.removed == (orphan,)
-    assert report.removed_bytes == len("orphan")
     assert (report.kept, report.young) == (2, 1)
     assert world.names() == {live, young, *world.chain.names()}
-    assert "removed 1 objects (6 bytes), kept 2" in str(report)
 
 
 def test_a_dry_run_tells_the_same_and_removes_nothing() -> None:
@@ -76,13 +74,8 @@ def test_a_dry_run_tells_the_same_and_removes_nothing() -> None:
     dry = collect_garbage(world.backend, world.task, [token], grace_ms=0, now_ms=now, dry_run=True)
     assert world.names() == before
     assert dry.removed == (orphan,)
-    assert "would remove 1" in str(dry)
     wet = collect_garbage(world.backend, world.task, [token], grace_ms=0, now_ms=now)
-    assert (wet.removed, wet.removed_bytes, wet.kept_bytes) == (
-        dry.removed,
-        dry.removed_bytes,
-        dry.kept_bytes,
-    )
+    assert wet == dry
 
 
 def test_the_chain_of_a_retained_delta_stays_and_released_checkpoints_go() -> None:
@@ -199,7 +192,6 @@ def test_a_delete_that_fails_is_reported_and_the_others_go_on() -> None:
     report = collect_garbage(world.backend, world.task, [], grace_ms=0, now_ms=world.clock.now_ms())
     assert report.failed == (stubborn,)
     assert report.removed == (other,)
-    assert "1 could not be removed" in str(report)
 
 
 def test_what_a_died_put_left_in_a_folder_is_collected(tmp_path: Path) -> None:

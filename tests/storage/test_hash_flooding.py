@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from maintenance_steps import compacting, dumping
 from storage_oracles import keys_of_one_hash
 from tidegate.kernels import sorting
 from tidegate.storage.reader import RangeRequest
@@ -46,10 +47,10 @@ def test_keys_of_one_hash_are_grouped_merged_and_read_like_others(merge: Merge, 
     elif merge is Merge.LAST:
         assert found == sorted({(key, ts): (key, ts, value) for key, ts, value in [*first, *second]}.values())
     for bucket in state.index.all_buckets():
-        worker.run(worker.runtime.compacting(TASK, state, bucket))
+        worker.run(compacting(worker.runtime, TASK, state, bucket))
     assert worker.rows(state) == found
     assert worker.rows(state, keys=keys) == found, "all of them, looked up"
-    worker.run(worker.runtime.dumping(TASK, state, state.index.all_buckets(), evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, state.index.all_buckets(), evict=True))
     assert worker.rows(state, keys=keys) == found
     few = [keys[5], keys[COUNT - 1], b"not there"]
     assert worker.rows(state, keys=few) == [row for row in found if row[0] in few]

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from maintenance_steps import compacting, dumping
 from storage_oracles import keys_of_one_hash
 from tidegate.errors import InvalidError
 from tidegate.storage.index import PlainState
@@ -55,13 +56,13 @@ def test_a_join_finds_what_a_load_finds(merge: Merge, seed: int) -> None:
         worker.append(state, rows)
         buckets = state.index.all_buckets()
         if chance.integers(2):
-            worker.run(worker.runtime.dumping(TASK, state, buckets, evict=bool(chance.integers(2))))
+            worker.run(dumping(worker.runtime, TASK, state, buckets, evict=bool(chance.integers(2))))
         if chance.integers(2):
-            worker.run(worker.runtime.compacting(TASK, state, buckets[int(chance.integers(len(buckets)))]))
+            worker.run(compacting(worker.runtime, TASK, state, buckets[int(chance.integers(len(buckets)))]))
         asked = [name for name in names if chance.random() < chance.choice([0.05, 0.9])] + [b"nobody"]
         bounds = All() if chance.integers(2) else Time(500, 2500)
         assert sorted(joined(worker, state, asked, bounds)) == sorted(loaded(worker, state, asked, bounds))
-    assert not worker.runtime.pins.pinned(TASK), "nothing is held after a join"
+    assert not worker.runtime._parts.pins.pinned(TASK), "nothing is held after a join"
 
 
 def test_rows_of_a_join_ascend_by_key_and_time() -> None:

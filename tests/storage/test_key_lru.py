@@ -1,4 +1,4 @@
-"""The last uses of keys: the coldest as a plain sort would choose them, never one in use."""
+"""The last uses of keys: the coldest as a plain sort would choose them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from storage_oracles import batch_of
 from threads import Beside
-from tidegate.errors import InternalError
 from tidegate.storage.index import HotCopy, Tenant, next_tick
 from tidegate.storage.memory import key_lru
 from tidegate.storage.memory.key_lru import (
@@ -93,28 +92,6 @@ def test_the_oldest_goes_first_and_of_equals_the_largest() -> None:
     assert lru.coldest(HotKeys(*[each[:0] for each in keys]), 5).tolist() == []
 
 
-def test_keys_in_use_are_never_chosen_and_holds_add_up() -> None:
-    lru, keys = KeyLru("t"), keys_of(dict.fromkeys(range(6), (1, 10)))
-    some = hashes_of(0, 2)
-    lru.hold(some)
-    lru.hold(some)
-    lru.begin_use(4)
-    lru.begin_use(4)
-    assert lru.held == 2
-    assert lru.coldest(keys, 10**6).tolist() == [1, 3, 5]
-    lru.unhold(some)
-    lru.end_use(4)
-    assert lru.coldest(keys, 10**6).tolist() == [1, 3, 5]
-    lru.unhold(some)
-    assert lru.coldest(keys, 10**6).tolist() == [0, 1, 2, 3, 5]
-    lru.end_use(4)
-    assert lru.held == 0 and len(lru.coldest(keys, 10**6)) == 6
-    with pytest.raises(InternalError, match="nobody holds"):
-        lru.end_use(4)
-    with pytest.raises(InternalError, match="nobody holds"):
-        lru.unhold(some)
-
-
 def test_a_key_weighs_what_all_its_hot_copies_have_of_it() -> None:
     first, second = run_of(b"a", b"b"), run_of(b"b", b"c", rows=5)
     keys = hot_keys([copy_of(first), copy_of(second)])
@@ -162,9 +139,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keys_used_one_by_one_are_the_last_to_go() -> None:
     lru, keys = KeyLru("t"), keys_of(dict.fromkeys(range(5000), (1, 10)))
     for number in range(4000):
-        lru.begin_use(number)
-        lru.end_use(number)
-    assert lru.held == 0
+        lru.touch_one(number)
     assert lru.coldest(keys, 10 * 1000).tolist() == list(range(4000, 5000))
     lru.clear()
     assert lru.coldest(keys, 10).tolist() == [0]
@@ -176,19 +151,15 @@ def test_whoever_puts_touches_off_is_asked_before_a_choice() -> None:
     assert lru.coldest(keys, 1).tolist() == [2]
 
 
-def test_many_threads_leave_nothing_held() -> None:
+def test_many_threads_touch_and_choose() -> None:
     lru, keys = KeyLru("t"), keys_of(dict.fromkeys(range(50), (1, 10)))
 
     def work() -> None:
         for number in range(300):
-            some = np.arange(number % 40, number % 40 + 5, dtype=np.uint64)
-            lru.hold(some)
-            lru.touch(some)
-            lru.begin_use(number % 7)
-            assert not set(lru.coldest(keys, 10**6).tolist()) & {*some.tolist(), number % 7}
-            lru.end_use(number % 7)
-            lru.unhold(some)
+            lru.touch(np.arange(number % 40, number % 40 + 5, dtype=np.uint64))
+            lru.touch_one(number % 7)
+            assert len(lru.coldest(keys, 100)) == 10
 
     for thread in [Beside(work) for _ in range(4)]:
         thread.result()
-    assert lru.held == 0
+    assert len(lru.coldest(keys, 10**6)) == 50

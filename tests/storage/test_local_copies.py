@@ -9,12 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from storage_oracles import write_pack
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.randomness import SeededRandomness, SystemRandomness
 from tidegate.storage.backends.objects import LocalCopies, ObjectsBackend
 from tidegate.storage.backends.sealed import pack_name
-from tidegate.storage.pack import PackCache, write_pack
+from tidegate.storage.pack import PackCache
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.spec import Merge, StoreSpec
 from tidegate.testing.faults import FailAt

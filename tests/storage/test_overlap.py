@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from maintenance_steps import deleting, dumping, rehydrating
 from threads import PATIENCE_S
 from tidegate.errors import CorruptError, UnavailableError
 from tidegate.storage.backends.base import MissingObjectError, Part, overlap
@@ -71,7 +72,7 @@ def far_worker(backend: FarAway, **settings: Any) -> tuple[Worker, PlainState]:
     state = worker.attach(store())
     for bucket in range(PACKS):
         worker.append(state, [(b"k%d" % key, 1000 * bucket + key, bucket) for key in range(3)])
-    assert worker.run(worker.runtime.dumping(TASK, state, state.index.all_buckets(), evict=True)) == PACKS
+    assert worker.run(dumping(worker.runtime, TASK, state, state.index.all_buckets(), evict=True)) == PACKS
     assert len(worker.objects("packs")) == PACKS
     return worker, state
 
@@ -115,7 +116,7 @@ def test_a_load_of_more_packs_than_may_be_open_brings_them_in_turns() -> None:
     backend.wait_for(4)
     assert read_all(worker, state) == 3 * PACKS
     assert backend.most == 4 and len(backend.calls) == PACKS, "each once: none was closed before its turn"
-    assert len(worker.runtime.packs) == 4
+    assert len(worker.runtime._parts.packs) == 4
 
 
 def test_a_scan_opens_the_packs_of_the_next_buckets_together() -> None:
@@ -124,7 +125,7 @@ def test_a_scan_opens_the_packs_of_the_next_buckets_together() -> None:
     backend.wait_for(4)
     assert len(worker.rows(state)) == 3 * PACKS
     assert backend.most == 4 and len(backend.calls) == PACKS
-    worker.runtime.packs.close()
+    worker.runtime._parts.packs.close()
     backend.wait_for(4)
     with worker.runtime.reader().scan(TASK, state) as scan:
         next(scan)
@@ -138,17 +139,17 @@ def test_one_key_and_maintenance_bring_packs_together_too() -> None:
     state = worker.attach(store())
     for batch in range(3):
         worker.append(state, [(b"k", 1000 + batch, batch)])
-        worker.run(worker.runtime.dumping(TASK, state, [1000], evict=True))
+        worker.run(dumping(worker.runtime, TASK, state, [1000], evict=True))
     reader = worker.runtime.reader()
     backend.wait_for(3)
     with reader.load(reader.plan(TASK, state, [RangeRequest(b"k")])) as loaded:
         assert loaded.to_table().num_rows == 3
-    worker.runtime.packs.close()
+    worker.runtime._parts.packs.close()
     backend.wait_for(3)
     assert len(worker.rows(state)) == 3, "a scan, bucket by bucket"
-    worker.runtime.packs.close()
+    worker.runtime._parts.packs.close()
     backend.wait_for(3)
-    assert worker.run(worker.runtime.rehydrating(TASK, state, 1000))
+    assert worker.run(rehydrating(worker.runtime, TASK, state, 1000))
     assert backend.most == 3
 
 
@@ -191,16 +192,18 @@ def test_deletes_go_side_by_side_and_those_that_fail_stay_queued(at_once: int) -
     worker.runtime.writer().prune(TASK, state, 10**6)
     backend.wait_for(1)
     backend.together = threading.Barrier(2, timeout=PATIENCE_S)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert 2 <= backend.most <= at_once and sorted(backend.calls) == packs
     assert (
-        set(worker.objects("packs")) == set(worker.runtime.retirement.retired(TASK)) == {packs[1], packs[6]}
+        set(worker.objects("packs"))
+        == set(worker.runtime._parts.retirement.retired(TASK))
+        == {packs[1], packs[6]}
     )
     assert (worker.counter("deleted_packs"), worker.counter("failed_deletes")) == (6, 2)
     backend.refused = {}
     worker.clock.advance(1000)
-    worker.run(worker.runtime.deleting(TASK))
-    assert not worker.objects("packs") and not worker.runtime.retirement.retired(TASK)
+    worker.run(deleting(worker.runtime, TASK))
+    assert not worker.objects("packs") and not worker.runtime._parts.retirement.retired(TASK)
 
 
 @pytest.mark.parametrize(("at_once", "begins"), [(1, {0}), (2, {0, 1})])

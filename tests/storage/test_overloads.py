@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from maintenance_steps import dumping
 from threads import Beside
 from tidegate.errors import OverloadError
 from tidegate.storage.index import PlainState
@@ -59,7 +60,7 @@ def test_a_load_that_finds_no_slot_is_counted() -> None:
     worker = Worker(max_inflight_loads=1)
     state = worker.attach(store())
     worker.append(state, ROWS)
-    worker.run(worker.runtime.dumping(TASK, state, [1000], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [1000], evict=True))
     reader = worker.runtime.reader()
     with worker.runtime.scratch.permit(Scratch.READER), pytest.raises(OverloadError):
         Beside(lambda: reader.load(reader.plan(TASK, state, [RangeRequest(b"k1")]))).result()

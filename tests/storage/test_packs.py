@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from column_cases import EVEN, MANY, TYPED, VALUES, run_with
+from storage_oracles import write_pack
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Effect, Files
 from tidegate.storage.backends.base import MissingObjectError, total_size
@@ -22,7 +23,7 @@ from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.sealed import belongs_to, escape, manifest_name, pack_name, task_prefix
 from tidegate.storage.index import StoredRef
-from tidegate.storage.pack import PackCache, PackReader, PackWriter, write_pack
+from tidegate.storage.pack import NewPack, PackCache, PackReader, pack_parts
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import DIRECTORY, Run
 from tidegate.storage.slots import STEPS, BadSlot, read_slot, slot_parts
@@ -103,7 +104,7 @@ def test_a_type_without_a_layout_is_refused_before_anything_is_written(kind: pa.
     for inside in (kind, pa.list_(kind), pa.struct([("a", kind)])):
         spec = StoreSpec("odd", Merge.APPEND, pa.schema([("value", inside)]))
         with pytest.raises(InvalidError, match="column value has the Arrow type"):
-            PackWriter(TASK, spec, 0, "x")
+            pack_parts(TASK, NewPack(spec, 0, [], "x"))
 
 
 @settings(max_examples=150, deadline=None)
@@ -123,10 +124,8 @@ def test_any_slice_of_any_column_survives(column: pa.Array, start: int, length: 
 
 def test_writing_shares_the_runs_memory_and_reading_shares_the_files(tmp_path: Path) -> None:
     run = make_runs(SPEC, 5_000)[0]
-    writer = PackWriter(TASK, SPEC, 0, pack_name(TASK, SPEC.name, 0, "u"))
     before = pa.total_allocated_bytes()
-    writer.add(run)
-    parts = writer.finish()
+    parts, _ = pack_parts(TASK, NewPack(SPEC, 0, [run], pack_name(TASK, SPEC.name, 0, "u")))
     assert pa.total_allocated_bytes() - before < 4096
     values = run.rows.column("amount").buffers()[1]
     assert values.address in {part.address for part in parts if isinstance(part, pa.Buffer)}
@@ -236,10 +235,10 @@ def test_many_threads_load_through_one_cache() -> None:
 def test_a_run_of_another_time_segment_or_with_other_columns_is_refused() -> None:
     run = make_runs(SPEC, 10)[0]
     with pytest.raises(InvalidError, match="does not belong into a pack of time segment"):
-        PackWriter(TASK, SPEC, 60_000, "x").add(run)
+        pack_parts(TASK, NewPack(SPEC, 60_000, [run], "x"))
     other = StoreSpec("events", Merge.APPEND, pa.schema([("amount", pa.float64())]))
     with pytest.raises(InvalidError, match="has columns"):
-        PackWriter(TASK, other, 0, "x").add(run)
+        pack_parts(TASK, NewPack(other, 0, [run], "x"))
     with pytest.raises(InvalidError, match="at least one run"):
         write_pack(MemoryBackend(), TASK, SPEC, 0, [], "x")
 

@@ -14,7 +14,7 @@ from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import Tenant
-from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool, relief_shares
+from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool
 
 BUFFER, BASE, STATE = Tenant.WRITE_BUFFER, Tenant.BASE_RUNS, Tenant.STATE_CACHE
 
@@ -65,15 +65,18 @@ def test_only_what_is_above_a_reserve_is_taken(need: int) -> None:
 
 
 def test_those_over_their_soft_max_give_first_and_the_largest_excess_first() -> None:
-    config = config_of(total=4000)
-    ledger = {"a": {BUFFER: 290, STATE: 0}, "b": {BUFFER: 400}, "c": {BUFFER: 350, STATE: 51}}
-    assert relief_shares(ledger, config, 100) == [ReliefShare("b", BUFFER, 100)]
-    assert relief_shares(ledger, config, 151) == [
+    pool = pool_of(total=4000)
+    for task, tenant, nbytes in (
+        ("a", BUFFER, 290), ("b", BUFFER, 400), ("c", BUFFER, 350), ("c", STATE, 51),
+    ):  # fmt: skip
+        pool.reserve(task, tenant, nbytes)
+    assert pool.shares(100) == [ReliefShare("b", BUFFER, 100)]
+    assert pool.shares(151) == [
         ReliefShare("b", BUFFER, 100),
         ReliefShare("c", BUFFER, 50),
         ReliefShare("c", STATE, 1),
     ]
-    beyond = {(share.task, share.tenant): share.nbytes for share in relief_shares(ledger, config, 10_000)}
+    beyond = {(share.task, share.tenant): share.nbytes for share in pool.shares(10_000)}
     assert beyond == {("a", BUFFER): 190, ("b", BUFFER): 300, ("c", BUFFER): 250, ("c", STATE): 51}
 
 
@@ -158,7 +161,6 @@ def test_one_task_more_than_configured_is_refused_so_that_reserves_stay_true() -
         pytest.param(lambda pool: pool.release("t", BUFFER, 11), id="WS-INV-15-release"),
         pytest.param(lambda pool: pool.release("t", BASE, 1), id="WS-INV-15-wrong-tenant"),
         pytest.param(lambda pool: pool.release("u", BUFFER, 1), id="WS-INV-15-wrong-task"),
-        pytest.param(lambda pool: pool.move("t", BUFFER, BASE, 11), id="WS-INV-15-move"),
         pytest.param(lambda pool: pool.release("t", BUFFER, -1), id="WS-INV-15-negative"),
     ],
 )
@@ -200,7 +202,8 @@ def test_the_total_is_always_the_sum_of_all_tenants(steps: list[tuple[str, Tenan
             pool.release(task, tenant, nbytes)
             model[task, tenant] = held - nbytes
         elif action == 3 and nbytes <= held:
-            pool.move(task, tenant, BASE, nbytes)
+            pool.release(task, tenant, nbytes)
+            pool.reserve_over_limit(task, BASE, nbytes)
             model[task, tenant] = held - nbytes
             model[task, BASE] = model.get((task, BASE), 0) + nbytes
         elif action == 4 and nbytes < 20:
@@ -220,8 +223,8 @@ def test_many_threads_leave_the_ledger_exact() -> None:
         for number in range(300):
             nbytes = (number * 37) % 400
             pool.reserve(task, BUFFER, nbytes)
-            pool.move(task, BUFFER, BASE, nbytes // 2)
-            pool.release(task, BUFFER, nbytes - nbytes // 2)
+            pool.reserve_over_limit(task, BASE, nbytes // 2)
+            pool.release(task, BUFFER, nbytes)
             pool.release(task, BASE, nbytes // 2)
 
     for thread in [Beside(lambda task=task: work(task)) for task in "abcdabcd"]:

@@ -68,8 +68,8 @@ def plan(store: LaidStore, *requests: RangeRequest) -> Any:
 def times_of(store: LaidStore, key: bytes = b"k", bounds: Bounds = All()) -> list[int]:  # noqa: B008
     with store.reader.load(plan(store, RangeRequest(key, bounds))) as loaded:
         view = loaded.view()
-        assert len(view) == len(view.ts) == view.to_batch().num_rows
-        return [int(ts) for ts in view.ts]
+        assert len(view) == view.to_batch().num_rows
+        return view.to_batch().column("ts").to_pylist()
 
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +111,7 @@ def test_a_view_finds_a_row_by_its_cursor_inside_its_bounds(
     first, last = bounds if isinstance(bounds, Time) else (LOW, HIGH)
     with store.reader.load(plan(store, RangeRequest(b"k", bounds))) as loaded:
         view = loaded.view()
-        assert view.ts.tolist() == [ts for ts in times if first <= ts <= last]
+        assert view.to_batch().column("ts").to_pylist() == [ts for ts in times if first <= ts <= last]
         assert view.seek_eq(cursor) == found
         with pytest.raises(IndexError):
             view.cursor(len(view))
@@ -124,7 +124,7 @@ def test_an_empty_view_has_its_columns_and_finds_nothing() -> None:
         view = loaded.view()
         assert len(view) == 0
         assert view.seek_eq(at(1000)) is None
-        assert view.to_batch().num_rows == len(view.ts) == 0
+        assert view.to_batch().num_rows == 0
         assert view.to_batch().schema.names == ["ts", "seq", "value", "text"]
 
 
@@ -142,7 +142,7 @@ def test_a_view_is_the_sorted_list_of_its_rows(batches: list[list[int]], cuts: l
     with store.reader.load(plan(store, RangeRequest(b"k"))) as loaded:
         view = loaded.view()
         assert [tuple(view.cursor(position)) for position in range(len(view))] == cursors
-        assert list(zip(view.ts.tolist(), view.seq.tolist(), strict=True)) == cursors
+        assert [tuple(row.values()) for row in view.to_batch(["ts", "seq"]).to_pylist()] == cursors
         for low, high in cuts:
             cut = view.slice(low, high, ["seq", "value"])
             assert cut.column_names == ["seq", "value"]
@@ -180,7 +180,7 @@ def test_packs_are_pinned_while_views_live(row: str) -> None:
         loaded.close()
         loaded.close()
         assert pack in store.pins.pinned(TASK), "an entered view keeps what it reads"
-        assert view.ts.tolist() == [1000, 5000]
+        assert view.to_batch().column("ts").to_pylist() == [1000, 5000]
     assert pack not in store.pins.pinned(TASK)
     assert store.is_idle()
     with pytest.raises(InvalidError, match="closed"):
@@ -304,16 +304,16 @@ def test_no_row_of_many_deltas_in_one_bucket_is_lost(row: str, deltas: int) -> N
     for key in keys:
         assert len(times_of(store, key)) == deltas
     with store.reader.load(plan(store, *(RangeRequest(key) for key in keys))) as loaded:
-        assert [len(view) for view in loaded.views()] == [deltas] * 5
+        assert [len(loaded.view(request)) for request in range(5)] == [deltas] * 5
 
 
 def test_an_empty_plan_and_unknown_keys_answer_nothing() -> None:
     store = store_with(1000)
     with store.reader.load(plan(store)) as loaded:
-        assert (len(loaded), list(loaded.views()), loaded.to_table().num_rows) == (0, [], 0)
+        assert (len(loaded), loaded.to_table().num_rows) == (0, 0)
     for keys in ([], [b"x", b""], b"", pa.array([], pa.binary())):
         with store.reader.load(plan(store, RangeRequest(keys))) as loaded:
-            assert [len(view) for view in loaded.views()] == [0] * (1 if keys == b"" else len(keys))
+            assert all(not len(loaded.view(0, key)) for key in range(1 if keys == b"" else len(keys)))
             table = loaded.to_table()
             assert (table.num_rows, table.column_names) == (
                 0,
@@ -533,8 +533,9 @@ def test_more_cells_than_one_search_takes_are_answered_in_pieces(monkeypatch: py
         key for key in keys[::-1] for _ in range(3)
     ]
     with store.reader.load(plan(store, RangeRequest(keys))) as loaded:
-        assert [view.key for view in loaded.views()] == keys
-        assert {len(view) for view in loaded.views()} == {3}
+        views = [loaded.view(0, number) for number in range(len(keys))]
+        assert [view.key for view in views] == keys
+        assert {len(view) for view in views} == {3}
 
 
 def test_a_large_answer_comes_in_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -664,8 +665,8 @@ def test_a_scan_is_one_cut_and_gives_back_what_it_holds() -> None:
 @pytest.mark.parametrize(
     ("keys", "failing"),
     [
-        *[(b"k", failing) for failing in ("pin", "permit", "load", "begin_use")],
-        *[([b"k", b"other"], failing) for failing in ("pin", "permit", "load", "touch", "hold")],
+        *[(b"k", failing) for failing in ("pin", "permit", "load", "touch_one")],
+        *[([b"k", b"other"], failing) for failing in ("pin", "permit", "load", "touch")],
     ],
 )
 def test_an_error_anywhere_on_the_way_gives_everything_back(
@@ -679,7 +680,7 @@ def test_an_error_anywhere_on_the_way_gives_everything_back(
 
     owner: Any = {
         "pin": store.pins, "permit": store.scratch, "load": store.packs, "touch": store.key_lru,
-        "hold": store.key_lru, "begin_use": store.key_lru,
+        "touch_one": store.key_lru,
     }[failing]  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(type(owner), failing, fail)
@@ -703,7 +704,6 @@ def test_a_failing_release_does_not_keep_the_others_from_being_given_back(
         with pytest.raises(UnavailableError):
             loaded.close()
     assert store.scratch.in_use(Scratch.READER) == 0
-    assert store.key_lru.held == 0
 
 
 def test_hot_reads_take_no_pin_and_no_permit() -> None:
@@ -716,7 +716,7 @@ def test_hot_reads_take_no_pin_and_no_permit() -> None:
         assert store.pins.open_leases() == 0
 
 
-def test_keys_count_as_accessed_once_a_load_and_stay_in_use_until_closed() -> None:
+def test_keys_count_as_accessed_once_a_load() -> None:
     store = store_with(1000)
     calls: list[tuple[str, list[int]]] = []
 
@@ -724,31 +724,20 @@ def test_keys_count_as_accessed_once_a_load_and_stay_in_use_until_closed() -> No
         def touch(self, hashes: Any) -> None:
             calls.append(("touch", hashes.tolist()))
 
-        def hold(self, hashes: Any) -> None:
-            calls.append(("hold", hashes.tolist()))
+        def touch_one(self, key_hash: int) -> None:
+            calls.append(("touch_one", [key_hash]))
 
-        def unhold(self, hashes: Any) -> None:
-            calls.append(("unhold", hashes.tolist()))
-
-        def begin_use(self, key_hash: int) -> None:
-            calls.append(("begin", [key_hash]))
-
-        def end_use(self, key_hash: int) -> None:
-            calls.append(("end", [key_hash]))
-
-    store.reader._key_use = lambda task: Watching()
+    store.reader._key_lru = lambda task: Watching()  # type: ignore[assignment,return-value]
     hashes = hash_keys(pa.array([b"k", b"other"], pa.binary())).tolist()
     for _ in range(2):  # as the first reader, and as one for whom all was made already
         loaded = store.reader.load(plan(store, RangeRequest(b"k")))
-        assert calls == [("begin", hashes[:1])]
         with loaded.view():
             loaded.close()
             loaded.close()
-            assert len(calls) == 1, "the view is open"
-        assert calls[1:] == [("end", hashes[:1])]
+        assert calls == [("touch_one", hashes[:1])]
         calls.clear()
     store.reader.load(plan(store, RangeRequest([b"k"]), RangeRequest([b"other"]))).close()
-    assert calls == [("touch", hashes), ("hold", hashes), ("unhold", hashes)]
+    assert calls == [("touch", hashes)]
     calls.clear()
     list(store.reader.scan(TASK, store.state))
     assert calls == [], "a sweep over everything says nothing about any key"
@@ -813,7 +802,7 @@ def test_readers_and_a_writer_at_once_see_whole_batches() -> None:
     def read() -> None:
         while not stop.is_set():
             with store.reader.load(plan(store, RangeRequest(b"k"))) as loaded:
-                times = loaded.view().ts
+                times = loaded.view().to_batch().column("ts").to_numpy()
             early = int((times < 2000).sum())
             if early * 2 != len(times):
                 wrong.append(times)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend_faults import RefuseAt, WatchedBackend
+from maintenance_steps import compacting, deleting, dumping, repacking
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.sealed import pack_name, segment_of_pack
@@ -27,7 +28,7 @@ def worn_worker(**settings: object) -> tuple[Worker, PlainState]:
     state = worker.attach(store(segment_ms=SEGMENT))
     for bucket in range(10):
         worker.append(state, rows(20, 1000 * bucket))
-    assert worker.run(worker.runtime.dumping(TASK, state, state.index.all_buckets(), evict=True)) == 10
+    assert worker.run(dumping(worker.runtime, TASK, state, state.index.all_buckets(), evict=True)) == 10
     for ts in (20_000, 21_000):  # the newest, which maintenance leaves alone
         worker.append(state, rows(1, ts))
     worker.runtime.writer().prune(TASK, state, LATE)
@@ -77,17 +78,17 @@ def test_several_sparse_packs_of_a_segment_become_one_and_hot_copies_stay_hot() 
     for batch in range(3):
         for bucket in range(10):
             worker.append(state, rows(20, 1000 * bucket + batch))
-        worker.run(worker.runtime.dumping(TASK, state, state.index.all_buckets(), evict=batch < 2))
+        worker.run(dumping(worker.runtime, TASK, state, state.index.all_buckets(), evict=batch < 2))
     worker.append(state, rows(1, 20_000))
     worker.append(state, rows(1, 21_000))
     worker.runtime.writer().prune(TASK, state, LATE)
     before, used = worker.rows(state), worker.used("write_buffer")
     assert len(worker.objects("packs")) == 3
-    worker.run(worker.runtime.repacking(TASK))
+    worker.run(repacking(worker.runtime, TASK))
     found = state.index.snapshot(LATE)
     assert found is not None and [run.hot is not None for run in found.runs] == [False, False, True]
     assert len({run.stored.pack for run in found.runs if run.stored is not None}) == 1
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert len(worker.objects("packs")) == 1
     assert worker.rows(state) == before and worker.used("write_buffer") == used
 
@@ -98,7 +99,7 @@ def test_whatever_happens_between_its_phases_no_row_is_lost_and_nothing_leaks(ph
     """WS-INV-7"""
     worker, state = worn_worker()
     expected = worker.rows(state)
-    operation = worker.runtime.repacking(TASK)
+    operation = repacking(worker.runtime, TASK)
     for reached in operation:
         if reached == phase:
             break
@@ -109,15 +110,15 @@ def test_whatever_happens_between_its_phases_no_row_is_lost_and_nothing_leaks(ph
         worker.runtime.writer().prune(TASK, state, SEGMENT)
         expected = [row for row in expected if row[1] >= SEGMENT]
     elif event == "compact":
-        assert not worker.run(worker.runtime.compacting(TASK, state, LATE)), "the bucket is busy"
+        assert not worker.run(compacting(worker.runtime, TASK, state, LATE)), "the bucket is busy"
     if event == "close":
         operation.close()
     else:
         worker.run(operation)
     assert worker.rows(state) == expected and not any(worker.runtime.leaks())
     for _ in range(2):
-        worker.run(worker.runtime.repacking(TASK))
-        worker.run(worker.runtime.deleting(TASK))
+        worker.run(repacking(worker.runtime, TASK))
+        worker.run(deleting(worker.runtime, TASK))
     named = {run.stored.pack for bucket in state.index.query(0, SEGMENT) for run in bucket.runs if run.stored}
     assert set(worker.objects("packs")) == named == worker.parts.use.packs(TASK)
     assert reclaimable(worker) == 0 and worker.rows(state) == expected
@@ -128,11 +129,11 @@ def test_a_busy_bucket_is_passed_over_and_tried_again() -> None:
     old = worker.objects("packs")
     unlock = worker.parts.locks.try_lock(TASK, "events", LATE)
     assert unlock is not None
-    worker.run(worker.runtime.repacking(TASK))
+    worker.run(repacking(worker.runtime, TASK))
     assert worker.objects("packs") == old
     unlock()
-    worker.run(worker.runtime.repacking(TASK))
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(repacking(worker.runtime, TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert worker.objects("packs") != old and len(worker.rows(state)) == 22
 
 
@@ -143,7 +144,7 @@ def test_readers_keep_the_old_pack_until_they_are_done() -> None:
         assert worker.runtime.maintain(TASK, 10**6)
         assert old in worker.objects("packs")
         assert sum(batch.num_rows for batch in scan) == 22
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert old not in worker.objects("packs")
 
 
@@ -176,9 +177,9 @@ def test_a_put_that_fails_or_loses_its_answer_changes_nothing() -> None:
         expected, old = worker.rows(state), worker.objects("packs")
         faults.arm()
         with pytest.raises(UnavailableError):
-            worker.run(worker.runtime.repacking(TASK))
+            worker.run(repacking(worker.runtime, TASK))
         assert worker.rows(state) == expected and not any(worker.runtime.leaks())
-        worker.run(worker.runtime.deleting(TASK))
+        worker.run(deleting(worker.runtime, TASK))
         assert worker.objects("packs") == old, "what the failed put may have left is gone"
 
 
@@ -206,7 +207,7 @@ def test_a_restored_worker_finds_what_died_before_any_checkpoint_it_knows() -> N
     state = worker.attach(store(segment_ms=SEGMENT))
     for bucket in range(10):
         worker.append(state, rows(3000, 1000 * bucket))
-    worker.run(worker.runtime.dumping(TASK, state, state.index.all_buckets(), evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, state.index.all_buckets(), evict=True))
     (old,) = worker.objects("packs")
     for ts in (20_000, 21_000):
         worker.append(state, rows(1, ts))

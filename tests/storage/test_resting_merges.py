@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from maintenance_steps import compacting, dumping
 from tidegate.clock import ManualClock
 from tidegate.storage.index import PlainState, RunEntry
 from tidegate.storage.maintenance import supervisor
 from tidegate.storage.maintenance.compaction import compact, is_crowded
 from tidegate.storage.maintenance.operations import RESTING, Operation
+from tidegate.storage.parts import TaskStorage
 from tidegate.storage.spec import Merge
 from workers import TASK, Row, Worker, store
 
@@ -29,7 +32,7 @@ def crowded(worker: Worker, state: PlainState, *, runs: int = 12, keys: int = 20
 
 def resting(worker: Worker, state: PlainState, bucket: int = 0) -> Operation[bool]:
     task = worker.parts.tasks.get(TASK)
-    return compact(worker.parts, task, task.store_of(state), bucket, rest_bytes=STRIP)
+    return compact(task.store_of(state), bucket, rest_bytes=STRIP)
 
 
 def until_rest(operation: Operation[bool]) -> None:
@@ -66,7 +69,7 @@ def test_a_merge_goes_on_after_checkpoints_and_loses_nothing(merge: Merge, max_b
         later.runtime.apply_checkpoint(TASK, each)
         found = later.rows(later.attach(store(merge)))
         assert [row for row in found if row[0] != b"new"] == expected
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def append(worker: Worker, state: PlainState) -> None:
@@ -78,11 +81,11 @@ def prune(worker: Worker, state: PlainState) -> None:
 
 
 def evict(worker: Worker, state: PlainState) -> None:
-    worker.run(worker.runtime.dumping(TASK, state, [0], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [0], evict=True))
 
 
 def merge_all(worker: Worker, state: PlainState) -> None:
-    worker.run(worker.runtime.compacting(TASK, state, 0))
+    worker.run(compacting(worker.runtime, TASK, state, 0))
 
 
 @pytest.mark.parametrize("disturb", [append, prune, evict, merge_all], ids=lambda each: each.__name__)
@@ -100,7 +103,7 @@ def test_a_bucket_that_changes_in_a_rest_makes_the_merge_give_up(
     assert worker.run(operation) is False
     assert runs_of(state) == before
     assert worker.rows(state) == expected
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_a_bucket_that_somebody_has_after_a_rest_is_left_to_them() -> None:
@@ -110,12 +113,12 @@ def test_a_bucket_that_somebody_has_after_a_rest_is_left_to_them() -> None:
     expected = worker.rows(state)
     operation = resting(worker, state)
     until_rest(operation)
-    other = worker.runtime.dumping(TASK, state, [0], evict=True)
+    other = dumping(worker.runtime, TASK, state, [0], evict=True)
     next(other)
     assert worker.run(operation) is False
     worker.run(other)
     assert worker.rows(state) == expected
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_what_a_master_may_take_for_garbage_is_not_published() -> None:
@@ -146,13 +149,13 @@ def test_a_pass_stays_within_its_budgets_over_time(monkeypatch: pytest.MonkeyPat
     expected = [*crowded(worker, state), (b"new", 9000, 1)]
     worker.append(state, [(b"new", 9000, 1)])
     worker.runtime.checkpoint(TASK)
-    put = worker.parts.store
+    put = TaskStorage.store_all
 
-    def slowly(*asked: object) -> object:
+    def slowly(task: TaskStorage, segments: Sequence[Any]) -> object:
         clock.advance("20ms")
-        return put(*asked)  # type: ignore[arg-type]
+        return put(task, segments)
 
-    monkeypatch.setattr(type(worker.parts), "store", lambda _, *asked: slowly(*asked))
+    monkeypatch.setattr(TaskStorage, "store_all", slowly)
     took = []
     for _ in range(200):
         began = clock.monotonic_ms()

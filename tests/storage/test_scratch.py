@@ -22,7 +22,7 @@ def limiter_of(clock: Clock | None = None, **changes: Any) -> ScratchLimiter:
 def test_a_second_load_waits_until_the_last_view_of_the_first_is_closed(kind: Scratch) -> None:
     limiter = limiter_of(SystemClock())
     first = limiter.permit(kind)
-    views = [first.share() for _ in range(3)]
+    views = [limiter.permit(kind) for _ in range(3)]
     first.close()
     second = Beside(lambda: limiter.permit(kind))
     until(lambda: limiter.waiting(kind) == 1)
@@ -87,7 +87,7 @@ def test_closing_one_view_again_does_not_close_another() -> None:
     """WS-INV-13: each holder counts once, however often it is closed."""
     limiter = limiter_of()
     permit = limiter.permit()
-    view = permit.share()
+    view = limiter.permit()
     for _ in range(3):
         permit.close()
     assert limiter.in_use(Scratch.READER) == 1
@@ -98,17 +98,9 @@ def test_closing_one_view_again_does_not_close_another() -> None:
 def test_an_error_gives_the_permit_back() -> None:
     """WS-INV-13: also on the way out of a failure."""
     limiter = limiter_of()
-    with pytest.raises(ZeroDivisionError), limiter.permit() as permit, permit.share():
+    with pytest.raises(ZeroDivisionError), limiter.permit(), limiter.permit():
         raise ZeroDivisionError
     assert limiter.in_use(Scratch.READER) == 0
-
-
-def test_a_closed_permit_cannot_be_shared_again() -> None:
-    limiter = limiter_of()
-    permit = limiter.permit()
-    permit.close()
-    with pytest.raises(OverloadError, match="closed"):
-        permit.share()
 
 
 def test_a_hundred_loads_on_three_slots_never_exceed_them() -> None:
@@ -117,8 +109,8 @@ def test_a_hundred_loads_on_three_slots_never_exceed_them() -> None:
 
     def load() -> None:
         for _ in range(50):
-            with limiter.permit() as permit:
-                shared = permit.share()
+            with limiter.permit():
+                shared = limiter.permit()
                 most.append(limiter.in_use(Scratch.READER))
             shared.close()
 

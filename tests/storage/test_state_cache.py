@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,15 @@ import pytest
 from storage_oracles import keys_of_one_hash
 from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
-from tidegate.errors import InternalError, InvalidError, OverloadError, UnavailableError
+from tidegate.errors import InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import Tenant
 from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import WorkerMemoryPool
+from tidegate.storage.parts import TaskStorage
 from tidegate.storage.runs.columns import hash_keys
-from tidegate.storage.state import NamedValues, StateCaches, StateHandle
-from tidegate.storage.state_cache import ENTRY_BYTES, BytesCodec, StateCache, hash_of
+from tidegate.storage.state import ENTRY_BYTES, BytesCodec, NamedValues, StateHandle, hash_of, hot_state
+from tidegate.storage.state_store import StateStore
 
 STATE = Tenant.STATE_CACHE
 State = dict[str, int]
@@ -47,7 +49,7 @@ class JsonCodec:
         return 100 * len(value)
 
 
-class MemoryShelf:
+class MemoryShelf(StateStore):
     """Blobs in a dict, with hooks before a read and a write."""
 
     def __init__(self) -> None:
@@ -79,39 +81,53 @@ class MemoryShelf:
 
 
 class Bench:
-    """A register of caches with everything around it."""
+    """The states of tasks over a shelf in memory."""
 
     def __init__(self, clock: Clock | None = None, timeout_ms: int = 600_000) -> None:
-        self.clock = clock or ManualClock()
         self.shelf = MemoryShelf()
-        self.pool = WorkerMemoryPool(StorageConfig.for_tests(), self.clock)
         self.codec = JsonCodec()
-        self.lrus: dict[str, KeyLru] = {}
-        self.caches = StateCaches(
-            self.shelf,
-            self.pool,
-            self.clock,
-            key_lru=self.key_lru,
-            timeout_ms=timeout_ms,
-            overloaded=lambda task, reason: self.overloads.append((task, reason)),
-        )
         self.overloads: list[tuple[str, str | None]] = []
+        config, clock = StorageConfig.for_tests(load_timeout_ms=timeout_ms), clock or ManualClock()
+        self.pool = WorkerMemoryPool(config, clock)
+        self.parts: Any = SimpleNamespace(
+            shelf=self.shelf,
+            pool=self.pool,
+            clock=clock,
+            config=config,
+            stats=SimpleNamespace(overloaded=lambda task, reason: self.overloads.append((task, reason))),
+        )
+        self.tasks: dict[str, TaskStorage] = {}
 
-    def key_lru(self, task: str) -> KeyLru:
-        return self.lrus.setdefault(task, KeyLru(task))
+    def task(self, task: str = "t") -> TaskStorage:
+        if task not in self.tasks:
+            named = NamedValues(task, self.pool)
+            self.tasks[task] = TaskStorage(self.parts, task, KeyLru(task), None, named)  # type: ignore[arg-type]
+        return self.tasks[task]
 
     def weight(self, task: str = "t") -> int:
         """What all resident values weigh, as relief sees it."""
-        return int(self.caches.hot_keys(task).nbytes.sum())
+        return int(hot_state(self.task(task).handles()).nbytes.sum())
 
     def handle(self, task: str = "t", namespace: str = "op") -> StateHandle[State]:
-        return self.caches.handle(task, namespace, self.codec, NamedValues(task, self.pool))
+        return self.task(task).handle(namespace, self.codec)
 
-    def cache(self, task: str = "t") -> StateCache[State]:
-        return self.caches.of(task)[0]
+    def cache(self, task: str = "t") -> StateHandle[State]:
+        return self.task(task).handles()[0]
 
     def evict(self, *keys: bytes, task: str = "t") -> int:
-        return self.caches.evict(task, hash_keys(pa.array(keys, pa.binary())))
+        hashes = hash_keys(pa.array(keys, pa.binary()))
+        return sum(handle.evict(hashes) for handle in self.task(task).handles())
+
+    def clear(self, task: str = "t") -> None:
+        for handle in self.task(task).handles():
+            handle.clear()
+
+    def dirty(self) -> int:
+        return sum(handle.dirty for handle in self.task().handles())
+
+    def coldest(self, need_bytes: int) -> list[int]:
+        task = self.task()
+        return task.key_lru.coldest(hot_state(task.handles()), need_bytes).tolist()  # type: ignore[no-any-return]
 
     def stored(self, key: bytes, task: str = "t", namespace: str = "op") -> State | None:
         blob = self.shelf.blobs.get((task, namespace, key))
@@ -140,13 +156,13 @@ def test_what_was_flushed_is_loaded_equal(bench: Bench, leave: str) -> None:
         bench.shelf.blobs = shelf.blobs
         handle = bench.handle()
     elif leave == "clear":
-        bench.caches.clear("t")
+        bench.clear()
     else:
         assert bench.evict(*values) > 0
     assert bench.pool.used("t", STATE) == 0
     assert {key: handle.get(key) for key in values} == values
     assert handle.get(b"never") is None
-    assert bench.caches.dirty("t") == 0, "what was loaded is as the shelf has it"
+    assert bench.dirty() == 0, "what was loaded is as the shelf has it"
 
 
 def test_loads_and_flushes_of_two_keys_at_once_keep_both() -> None:
@@ -178,7 +194,7 @@ def test_loads_and_flushes_of_two_keys_at_once_keep_both() -> None:
     handle.flush_all()
     assert [bench.stored(key) for key in keys] == [{"n": 200}] * 3
     bench.evict(*keys)
-    assert bench.pool.total == 0 and bench.key_lru("t").held == 0
+    assert bench.pool.total == 0
 
 
 @pytest.mark.parametrize("on_shelf", [pytest.param(True, id="WS-T61"), pytest.param(False, id="WS-T61-made")])
@@ -235,9 +251,7 @@ def test_a_load_that_never_ends_does_not_hold_others_for_ever() -> None:
     assert stuck.result() is None
 
 
-@pytest.mark.parametrize(
-    "act", [pytest.param(how, id=f"WS-T61-{how}") for how in ("put", "delete", "put_many", "clear")]
-)
+@pytest.mark.parametrize("act", [pytest.param(how, id=f"WS-T61-{how}") for how in ("put", "delete", "clear")])
 def test_a_change_during_a_load_is_not_overwritten_by_it(bench: Bench, act: str) -> None:
     handle = bench.handle()
     handle.put(b"k", {"n": 1})
@@ -250,11 +264,9 @@ def test_a_change_during_a_load_is_not_overwritten_by_it(bench: Bench, act: str)
             handle.put(b"k", {"n": 2})
         elif act == "delete":
             handle.delete(b"k")
-        elif act == "put_many":
-            handle.put_many(pa.array([b"k"], pa.binary()), pa.array([b'{"n": 2}'], pa.binary()))
         else:
             bench.shelf.blobs["t", "op", b"k"] = b'{"n": 2}'
-            bench.caches.clear("t")
+            bench.clear()
 
     bench.shelf.before_read = meanwhile
     assert handle.get(b"k") == (None if act == "delete" else {"n": 2})
@@ -292,7 +304,7 @@ def test_a_write_during_a_flush_stays_dirty_and_is_saved_by_the_next(
         bench.shelf.before_write = meanwhile
     handle.flush_all()
     assert bench.stored(b"k") == {"n": 1}, "what was encoded before the change"
-    assert bench.caches.dirty("t") == 1
+    assert bench.dirty() == 1
     assert handle.flush_all() == 1 and handle.flush_all() == 0
     assert bench.stored(b"k") == (None if act == "delete" else {"n": 2})
 
@@ -309,17 +321,12 @@ def test_a_new_value_during_the_flush_of_its_deletion_survives(bench: Bench) -> 
     assert handle.flush_all() == 1 and bench.stored(b"k") == {"n": 2}
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param("handle", id="WS-T96"), pytest.param("columns", id="WS-T96-columns")]
-)
-def test_two_handles_of_one_namespace_see_each_others_writes(bench: Bench, how: str) -> None:
+@pytest.mark.parametrize("row", [pytest.param("two handles", id="WS-T96")])
+def test_two_handles_of_one_namespace_see_each_others_writes(bench: Bench, row: str) -> None:
     one, other = bench.handle(), bench.handle()
     one.put(b"k", {"n": 1})
     assert other.get(b"k") is one.get(b"k")
-    if how == "handle":
-        other.put(b"k", {"n": 2})
-    else:
-        other.put_many(pa.array([b"k"], pa.binary()), pa.array([b'{"n": 2}'], pa.binary()))
+    other.put(b"k", {"n": 2})
     assert one.get(b"k") == {"n": 2}
     other.delete(b"k")
     assert one.get(b"k") is None
@@ -334,14 +341,14 @@ def test_the_same_key_elsewhere_is_another_state(bench: Bench, task: str, namesp
     here.put(b"k", {"n": 1})
     assert there.get(b"k") is None
     there.put(b"k", {"n": 9})
-    bench.caches.flush_all("t")
-    bench.caches.flush_all("u")
+    here.flush_all()
+    there.flush_all()
     here.delete(b"k")
     here.flush_all()
     bench.evict(b"k")
     bench.evict(b"k", task="u")
     assert here.get(b"k") is None and there.get(b"k") == {"n": 9}
-    bench.caches.clear(task)
+    bench.clear(task)
     assert there.get(b"k") == {"n": 9}
 
 
@@ -394,35 +401,31 @@ def test_eviction_takes_these_keys_and_no_others_and_gives_their_bytes_back(benc
 
 
 def test_the_longest_unused_key_is_the_one_the_clock_names(bench: Bench) -> None:
-    handle, clock = bench.handle(), bench.key_lru("t")
+    handle = bench.handle()
     for number in range(5):
         handle.put(b"%d" % number, {"n": 1})
     handle.get(b"0")
-    assert clock.coldest(bench.caches.hot_keys("t"), 1).tolist() == [hash_of(b"1")]
+    assert bench.coldest(1) == [hash_of(b"1")]
 
 
 def test_a_held_key_is_not_evicted_and_the_clock_knows(bench: Bench) -> None:
     """WS-T44 for the state."""
-    handle, clock = bench.handle(), bench.key_lru("t")
+    handle = bench.handle()
     handle.put(b"B", {"n": 2})
     with handle.use(b"A", lambda: {"n": 0}) as held:
         held.value["n"] = 1
         held.changed()
         assert bench.evict(b"A") == 0 and bench.stored(b"A") is None
-        assert clock.coldest(bench.caches.hot_keys("t"), 10**6).tolist() == [hash_of(b"B")]
+        assert bench.coldest(10**6) == [hash_of(b"B")]
         held.set({"n": 7})
-    assert clock.held == 0 and bench.evict(b"A") > 0 and bench.stored(b"A") == {"n": 7}
+    assert bench.evict(b"A") > 0 and bench.stored(b"A") == {"n": 7}
 
 
 def test_an_error_inside_use_lets_the_key_go(bench: Bench) -> None:
     handle = bench.handle()
     with pytest.raises(ZeroDivisionError), handle.use(b"A", dict):
         raise ZeroDivisionError
-    assert bench.key_lru("t").held == 0 and bench.evict(b"A") > 0
-    with pytest.raises(InternalError, match="of task t"):
-        entry = bench.cache().hold(b"A", fail)
-        bench.cache().unhold(entry)
-        bench.cache().unhold(entry)
+    assert bench.evict(b"A") > 0
 
 
 def test_a_flush_that_fails_drops_nothing(bench: Bench) -> None:
@@ -437,7 +440,7 @@ def test_a_flush_that_fails_drops_nothing(bench: Bench) -> None:
     for act in (lambda: bench.evict(b"A"), handle.flush_all):
         with pytest.raises(UnavailableError):
             act()
-        assert handle.get(b"A") == {"n": 1} and bench.caches.dirty("t") == 1
+        assert handle.get(b"A") == {"n": 1} and bench.dirty() == 1
     bench.shelf.before_write = None
     assert bench.evict(b"A") > 0 and bench.stored(b"A") == {"n": 1}
 
@@ -497,7 +500,7 @@ def test_a_value_grown_in_place_is_estimated_again(bench: Bench) -> None:
             held.value.update(change)
             held.changed()
             expected = 100 * len(change) + 1 + ENTRY_BYTES
-            assert bench.pool.used("t", STATE) == bench.weight() == expected
+            assert bench.pool.used("t", STATE) == expected
     handle.delete(b"k")
     assert bench.pool.total == bench.weight() == 0
 
@@ -515,7 +518,7 @@ def test_keys_with_one_hash_stay_two_keys(bench: Bench) -> None:
     handle, keys = bench.handle(), keys_of_one_hash(2)
     for number, key in enumerate(keys):
         handle.put(key, {"n": number})
-    assert hash_of(keys[0]) == hash_of(keys[1]) and len(bench.caches.hot_keys("t").hashes) == 1
+    assert hash_of(keys[0]) == hash_of(keys[1]) and len(hot_state(bench.task().handles()).hashes) == 1
     with handle.use(keys[0], fail):
         assert bench.evict(keys[0]) > 0
         assert len(bench.cache()) == 1, "the held one stays"
@@ -523,61 +526,6 @@ def test_keys_with_one_hash_stay_two_keys(bench: Bench) -> None:
     handle.delete(keys[0])
     assert bench.evict(keys[1]) > 0 and bench.pool.total == 0
     assert [handle.get(key) for key in keys] == [None, {"n": 1}]
-
-
-def blobs_of(*values: object) -> pa.BinaryArray:
-    return pa.array([None if value is None else json.dumps(value).encode() for value in values], pa.binary())
-
-
-def keys_of(*keys: bytes) -> pa.BinaryArray:
-    return pa.array(keys, pa.binary())
-
-
-@pytest.mark.parametrize("resident", [0, 1, 30])
-def test_columns_and_single_keys_are_one_state(bench: Bench, resident: int) -> None:
-    handle = bench.handle()
-    handle.put_many(keys_of(b"a", b"b", b"c", b"a"), blobs_of({"n": 1}, {"n": 2}, {"n": 3}, {"n": 11}))
-    for number in range(resident):
-        handle.put(b"other-%d" % number, {"n": number})
-    assert handle.get(b"a") == {"n": 11} and bench.caches.dirty("t") == resident
-    handle.put(b"b", {"n": 22})
-    handle.delete(b"c")
-    handle.put(b"new", {"n": 4})
-    found = handle.get_many(keys_of(b"c", b"b", b"never", b"a", b"new", b"b"))
-    assert [None if blob is None else json.loads(blob) for blob in found.to_pylist()] == [
-        None, {"n": 22}, None, {"n": 11}, {"n": 4}, {"n": 22},
-    ]  # fmt: skip
-    handle.put_many(keys_of(b"b", b"c"), blobs_of({"n": 5}, {"n": 6}))
-    assert (handle.get(b"b"), handle.get(b"c")) == ({"n": 5}, {"n": 6})
-    handle.delete_many(keys_of(b"b", b"new"))
-    assert handle.get(b"b") is None and handle.get(b"new") is None
-    handle.flush_all()
-    bench.caches.clear("t")
-    assert [handle.get(key) for key in (b"a", b"b", b"c", b"new")] == [{"n": 11}, None, {"n": 6}, None]
-
-
-def test_columns_cost_one_read_and_one_write_however_many_keys(bench: Bench) -> None:
-    handle = bench.handle()
-    keys = pa.array([b"%07d" % number for number in range(20_000)], pa.binary())
-    blobs = pa.array([b'{"n": %d}' % number for number in range(20_000)], pa.binary())
-    handle.put_many(keys, blobs)
-    assert handle.get_many(keys).equals(blobs)
-    assert (bench.shelf.reads, bench.shelf.writes, len(bench.cache())) == ([20_000], [20_000], 0)
-    handle.put_many(keys.slice(0, 0), blobs.slice(0, 0))
-    assert bench.shelf.writes == [20_000]
-
-
-@pytest.mark.parametrize(
-    ("keys", "blobs"),
-    [
-        (keys_of(b"a"), blobs_of()),
-        (pa.array([None], pa.binary()), blobs_of({})),
-        (keys_of(b"a"), blobs_of(None)),
-    ],
-)
-def test_uneven_or_null_columns_are_refused(bench: Bench, keys: pa.Array, blobs: pa.Array) -> None:
-    with pytest.raises(InvalidError, match="state op of task t"):
-        bench.handle().put_many(keys, blobs)
 
 
 @pytest.mark.parametrize("namespace", ["", "a/b"])
@@ -589,14 +537,13 @@ def test_a_namespace_is_a_plain_name(bench: Bench, namespace: str) -> None:
 def test_one_namespace_has_one_codec(bench: Bench) -> None:
     bench.handle()
     with pytest.raises(InvalidError, match="BytesCodec"):
-        bench.caches.handle("t", "op", BytesCodec(), NamedValues("t", bench.pool))
-    named = NamedValues("t", bench.pool)
-    plain = bench.caches.handle("t", "raw", BytesCodec(), named)
+        bench.task().handle("op", BytesCodec())
+    plain = bench.task().handle("raw", BytesCodec())
     plain.put(b"k", b"blob")
     plain.flush_all()
-    bench.caches.drop(["t"])
-    assert bench.caches.of("t") == [] and bench.pool.total == 0
-    assert bench.caches.handle("t", "raw", BytesCodec(), named).get(b"k") == b"blob"
+    bench.clear()
+    assert bench.pool.total == 0
+    assert bench.task().handle("raw", BytesCodec()).get(b"k") == b"blob"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -607,7 +554,7 @@ def test_random_operations_equal_a_dict(seed: int) -> None:
     keys = [b"k%d" % number for number in range(12)]
     for step in range(400):
         key = chance.choice(keys)
-        match chance.randrange(9):
+        match chance.randrange(7):
             case 0:
                 handle.put(key, {"n": step})
                 model[key] = {"n": step}
@@ -629,16 +576,7 @@ def test_random_operations_equal_a_dict(seed: int) -> None:
                 bench.evict(*chance.sample(keys, 4))
             case 5:
                 handle.flush_all()
-                bench.caches.clear("t")  # a restore: all that was flushed is there again
-            case 6:
-                some = chance.sample(keys, 3)
-                handle.put_many(keys_of(*some), blobs_of(*[{"n": -step}] * 3))
-                model |= {each: {"n": -step} for each in some}
-            case 7:
-                found = handle.get_many(keys_of(*keys)).to_pylist()
-                assert [None if blob is None else json.loads(blob) for blob in found] == [
-                    model.get(k) for k in keys
-                ]
+                bench.clear()  # a restore: all that was flushed is there again
             case _:
                 assert handle.get(key) == model.get(key)
         resident = bench.cache()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from storage_oracles import write_pack
 from tidegate.errors import CorruptError, InvalidError, TidegateError, UnavailableError
 from tidegate.storage.backends.base import MissingObjectError, StorageBackend
 from tidegate.storage.backends.folder import FolderBackend
@@ -21,7 +22,7 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.sealed import pack_name, seal_published, unseal_published
 from tidegate.storage.index import RunEntry, StoredRef
 from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
-from tidegate.storage.pack import PackCache, PackReader, write_pack
+from tidegate.storage.pack import PackCache, PackReader
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from storage_oracles import write_pack
 from tidegate.clock import ManualClock
 from tidegate.randomness import SeededRandomness
 from tidegate.storage.backends.base import StorageBackend
@@ -20,7 +21,7 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.sealed import pack_name, seal_published, unseal_published
 from tidegate.storage.index import RunEntry, StoredRef
 from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
-from tidegate.storage.pack import PackCache, PackReader, Slot, write_pack
+from tidegate.storage.pack import PackCache, PackReader, Slot
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec

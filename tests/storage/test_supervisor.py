@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend_faults import BackendRecorder, RefuseAt, WatchedBackend
+from maintenance_steps import compacting, dumping
 from threads import until
 from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError, UnavailableError
@@ -77,7 +78,7 @@ def test_a_busy_bucket_is_passed_over_and_the_job_lives_on() -> None:
     worker = Worker(hot_bucket_count=0)
     state = worker.attach(store())
     fill(worker, state, range(3))
-    busy = worker.runtime.compacting(TASK, state, 1000)
+    busy = compacting(worker.runtime, TASK, state, 1000)
     next(busy)
     assert worker.runtime.maintain(TASK, 60_000)
     assert state.index.hot_buckets() == [1000]
@@ -134,7 +135,7 @@ def test_background_threads_keep_up_with_a_writer_and_stop_cleanly() -> None:
     worker.runtime.stop(TASK)
     assert worker.rows(state) == sorted(expected)
     assert sum(row[2] for row in worker.rows(folded)) == len(expected)
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
     later = Worker(backend=worker.backend, seed=4)
     later.runtime.apply_checkpoint(TASK, token)
     assert later.rows(later.attach(store())) == sorted(expected)
@@ -165,7 +166,7 @@ def test_an_unfinished_inline_pass_never_blocks_a_checkpoint_or_a_restore() -> N
         for _ in range(calls):
             worker.runtime.maintain(TASK, 0)
         worker.runtime.apply_checkpoint(TASK, token)
-        assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+        assert worker.runtime.leaks() == (0, 0, 0, 0)
         assert len(worker.rows(state)) == 40
 
 
@@ -196,7 +197,7 @@ def test_an_error_in_the_background_stops_the_task_with_its_reason() -> None:
     worker.scheduler.run_due()
     worker.append(state, rows(1))
     assert len(worker.rows(state)) == 41
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["put", "delete"])
@@ -222,7 +223,7 @@ def test_a_backend_that_is_out_of_reach_for_a_moment_does_not_stop_background_ma
     if kind == "put":
         assert refuse.fired and worker.counter("maintenance_retries") >= refuse.fired
     worker.runtime.stop(TASK)
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_turns_that_are_far_apart_are_tried_a_few_times_before_the_task_stops() -> None:
@@ -246,7 +247,7 @@ def test_damage_met_by_maintenance_stops_the_task_until_it_is_restored() -> None
     token = worker.runtime.checkpoint(TASK)
     for part in range(12):
         worker.append(state, rows(5, start=part))
-        worker.run(worker.runtime.dumping(TASK, state, [1000], evict=True))
+        worker.run(dumping(worker.runtime, TASK, state, [1000], evict=True))
     for name in worker.objects("packs")[:6]:
         worker.parts.packs.forget(name)
         inner.delete(name)
@@ -287,11 +288,11 @@ def test_whoever_has_a_bucket_waits_for_nothing_so_checkpoints_that_wait_for_it_
         worker.append(state, rows(5), task)
         worker.append(state, rows(5, ts=5000), task)
     blockers = [
-        worker.runtime.dumping("three", states["three"], [bucket], evict=True) for bucket in (1000, 5000)
+        dumping(worker.runtime, "three", states["three"], [bucket], evict=True) for bucket in (1000, 5000)
     ]
     for blocker in blockers:
         next(blocker)
-    operations = [worker.runtime.compacting(task, states[task], 1000) for task in ("one", "two")]
+    operations = [compacting(worker.runtime, task, states[task], 1000) for task in ("one", "two")]
     assert [next(operation) for operation in operations] == ["waiting", "waiting"]
     for blocker in blockers:
         blocker.close()
@@ -303,7 +304,7 @@ def test_whoever_has_a_bucket_waits_for_nothing_so_checkpoints_that_wait_for_it_
             except StopIteration:
                 operations.remove(operation)
     assert operations == []
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 # -- buckets that are read cold again and again ---------------------------------------------------
@@ -399,7 +400,7 @@ def test_buckets_that_come_back_stay_within_their_share_and_go_first_under_press
     hot = len(state.index.hot_buckets())
     assert 0 < hot < 20
     floors = {Tenant.BASE_RUNS: worker.used("base_runs") // 2}
-    worker.run(relieve(worker.parts, worker.parts.tasks.get(TASK), floors))
+    worker.run(relieve(worker.parts.tasks.get(TASK), floors))
     assert worker.used("base_runs") <= floors[Tenant.BASE_RUNS]
     assert len(state.index.hot_buckets()) < hot
     assert worker.counter("evicted_keys") == evicted, "their copies are dropped; no key is evicted for them"

@@ -8,7 +8,14 @@ import random
 import pytest
 
 from tidegate.storage.index import HotCopy, RunEntry, Tenant
-from tidegate.storage.maintenance.compaction import MAX_TIERS, Tier, choose_window, hot_window, tiers_of
+from tidegate.storage.maintenance.compaction import (
+    MAX_TIERS,
+    Tier,
+    choose_window,
+    hot_window,
+    pays_to_compact,
+    tiers_of,
+)
 
 
 def tier(nbytes: int, *, hot: bool = True) -> Tier:
@@ -55,6 +62,27 @@ def test_the_longest_stretch_in_memory_is_found() -> None:
     assert hot_window([hot, hot, cold, hot, hot, hot]) == (3, 6)
     assert hot_window([cold, hot, cold]) is None
     assert hot_window([hot, hot]) == (0, 2)
+
+
+def delta(order: int, low: int, high: int, *, rows: int = 1, base: bool = False) -> RunEntry:
+    copy = HotCopy(Tenant.WRITE_BUFFER, order, None)  # type: ignore[arg-type]
+    return RunEntry(0, order, rows, 1, 10 * rows, 10, low, high, base=base, hot=copy)
+
+
+def test_deltas_that_overlap_or_are_many_pay_a_merge() -> None:
+    runs = [delta(1, 0, 400), delta(2, 500, 600)]
+    assert not pays_to_compact([], 8) and not pays_to_compact(runs[:1], 8)
+    assert not pays_to_compact(runs, 8), "they do not overlap"
+    assert pays_to_compact([*runs, delta(3, 600, 700)], 8)
+    apart = [delta(order, order, order) for order in range(9)]
+    assert not pays_to_compact(apart[:8], 8) and pays_to_compact(apart, 8)
+
+
+def test_small_deltas_wait_beside_a_large_base() -> None:
+    large, small = delta(1, 0, 999, rows=100, base=True), delta(2, 500, 500, rows=5)
+    assert not pays_to_compact([large], 8), "there is no delta"
+    assert not pays_to_compact([large, small], 8)
+    assert pays_to_compact([large, small, delta(3, 500, 500, rows=20)], 8)
 
 
 @pytest.mark.parametrize("shape", ["equal", "random", "growing", "one_big_then_small"])

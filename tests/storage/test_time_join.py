@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from maintenance_steps import compacting, dumping
 from tidegate.clock import ManualClock
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
@@ -151,10 +152,10 @@ def squeeze(runtime: WorkerStorageRuntime, join: TimeJoin, chance: np.random.Gen
     for side in join.sides.values():
         buckets = side.index.all_buckets()
         if buckets and chance.integers(2):
-            for _ in runtime.dumping(TASK, side, buckets, evict=bool(chance.integers(2))):
+            for _ in dumping(runtime, TASK, side, buckets, evict=bool(chance.integers(2))):
                 pass
         if buckets and chance.integers(2):
-            for _ in runtime.compacting(TASK, side, buckets[int(chance.integers(len(buckets)))]):
+            for _ in compacting(runtime, TASK, side, buckets[int(chance.integers(len(buckets)))]):
                 pass
 
 

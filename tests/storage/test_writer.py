@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from maintenance_steps import compacting, deleting, dumping, rehydrating
 from threads import Beside, until
 from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, OverloadError, UnavailableError
@@ -16,8 +17,8 @@ from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import PlainState, RunEntry, Tenant
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.runtime import WorkerStorageRuntime
-from tidegate.storage.spec import HIGHEST, LOWEST, Cursor, Merge
-from tidegate.storage.state_cache import BytesCodec
+from tidegate.storage.spec import EARLIEST, LATEST, Merge
+from tidegate.storage.state import BytesCodec
 from workers import TASK, Row, Worker, rows_batch, store
 
 
@@ -32,13 +33,11 @@ def test_an_append_is_charged_what_its_runs_weigh_and_touches_no_index() -> None
     parts = writer.append(TASK, state, rows_batch(Merge.APPEND, [*rows(3), *rows(2, ts=5000)]))
     assert [part.bucket for part in parts] == [1000, 5000]
     assert [part.rows for part in parts] == [3, 2]
-    assert state.index.run_count == 0
+    assert state.index.all_buckets() == []
     weight = sum(part.nbytes for part in parts)
     assert (
         weight == sum(part.charge for part in parts) == worker.parts.backlog.used == worker.parts.pool.total
     )
-    assert parts[0].min_cursor == Cursor(1000, 0)
-    assert parts[1].max_cursor == Cursor(5001, 4)
     writer.undo(TASK, parts)
     assert (worker.parts.backlog.used, worker.parts.pool.total) == (0, 0)
     assert worker.parts.write_buffer.count(TASK) == 0
@@ -157,7 +156,7 @@ def test_a_merge_of_somebody_else_is_waited_for_before_rows_are_refused() -> Non
     batch = rows_batch(Merge.LAST, [(b"k%d" % at, 1000, 1) for at in range(30)])
     while worker.parts.backlog.used < 6000:
         state.index.insert(worker.runtime.writer().append(TASK, state, batch))
-    merging = worker.runtime.compacting(TASK, state, 1000)
+    merging = compacting(worker.runtime, TASK, state, 1000)
     next(merging)  # has the bucket
     blocked = Beside(lambda: worker.runtime.writer().append(TASK, state, two(batch)))
     until(lambda: worker.parts.backlog.waiting == 1)
@@ -232,7 +231,7 @@ def test_an_append_that_is_refused_has_changed_nothing(
 
 
 def entries(state: PlainState) -> list[RunEntry]:
-    return [run for bucket in state.index.query(LOWEST.ts, HIGHEST.ts) for run in bucket.runs]
+    return [run for bucket in state.index.query(EARLIEST, LATEST) for run in bucket.runs]
 
 
 def test_a_stuck_consumer_brakes_the_writer_and_pruning_lets_it_through() -> None:
@@ -276,20 +275,20 @@ def test_after_pruning_everything_all_budgets_are_at_zero(merge: Merge, seed: in
                 state, [(b"k%d" % chance.randrange(9), chance.randrange(6000), n) for n in range(20)]
             )
         elif choice == 3:
-            worker.run(worker.runtime.compacting(TASK, state, bucket, whole=chance.random() < 0.5))
+            worker.run(compacting(worker.runtime, TASK, state, bucket, whole=chance.random() < 0.5))
         elif choice == 4:
-            worker.run(worker.runtime.dumping(TASK, state, [bucket], evict=chance.random() < 0.5))
+            worker.run(dumping(worker.runtime, TASK, state, [bucket], evict=chance.random() < 0.5))
         elif choice == 5:
-            worker.run(worker.runtime.rehydrating(TASK, state, bucket))
+            worker.run(rehydrating(worker.runtime, TASK, state, bucket))
         else:
             worker.runtime.maintain(TASK, 10_000)
         assert worker.parts.backlog.used == state.index.total_charge
         assert worker.parts.pool.total == worker.hot_bytes()
     worker.runtime.writer().prune(TASK, state, 10**9)
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert (worker.parts.backlog.used, worker.parts.pool.total) == (0, 0)
     assert worker.objects("packs") == []
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_dropping_time_segments_gives_their_packs_back_whole() -> None:
@@ -301,7 +300,7 @@ def test_dropping_time_segments_gives_their_packs_back_whole() -> None:
     assert len(worker.objects("packs")) == 3
     dropped = worker.runtime.writer().drop_segments(TASK, state, 12_000)
     assert dropped.rows == 50
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     (left,) = worker.objects("packs")
     assert "/10000-" in left
     assert len(worker.rows(state)) == 25
@@ -341,14 +340,14 @@ def test_closing_reports_what_was_never_given_back() -> None:
     worker = Worker()
     state = worker.attach(store())
     worker.append(state, rows(30))
-    worker.run(worker.runtime.dumping(TASK, state, [1000], evict=True))
+    worker.run(dumping(worker.runtime, TASK, state, [1000], evict=True))
     scan = worker.runtime.reader().scan(TASK, state)
     next(iter(scan))
     leaks = worker.runtime.close()
     assert leaks.leases == 1
     assert leaks.reader_permits == 0  # a scan has a permit only while it makes a batch
     scan.close()
-    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+    assert worker.runtime.leaks() == (0, 0, 0, 0)
 
 
 def test_a_task_that_leaves_gives_everything_back_and_may_come_again() -> None:
@@ -372,11 +371,11 @@ def test_one_store_can_be_given_up_alone() -> None:
     kept, given_up = worker.attach(store()), worker.attach(store(name="other"))
     worker.append(kept, rows(5))
     worker.append(given_up, rows(5))
-    worker.run(worker.runtime.dumping(TASK, given_up, [1000], evict=False))
+    worker.run(dumping(worker.runtime, TASK, given_up, [1000], evict=False))
     worker.runtime.detach(TASK, given_up)
     assert worker.parts.backlog.used == kept.index.total_charge
     assert (
         worker.parts.pool.used(TASK, Tenant.WRITE_BUFFER) == worker.parts.pool.total == kept.index.total_bytes
     )
-    worker.run(worker.runtime.deleting(TASK))
+    worker.run(deleting(worker.runtime, TASK))
     assert worker.objects("packs") == []

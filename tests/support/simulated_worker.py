@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from maintenance_steps import compacting, deleting, dumping, rehydrating, relieving
 from schedules import Step
 from storage_oracles import (
     Contents,
@@ -36,12 +37,12 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.maintenance.operations import WAITING
-from tidegate.storage.ranges import keyed_schema, result_schema
+from tidegate.storage.ranges import keyed_schema
 from tidegate.storage.reader import All, Bounds, RangeRequest, Time
 from tidegate.storage.runs.aggregates import Count, Max, Min, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.storage.state_cache import BytesCodec
+from tidegate.storage.state import BytesCodec
 
 BUCKET_MS = 100
 BUCKETS = 3
@@ -360,7 +361,7 @@ class SimulatedWorker:
         task, store = self._store(step)
         if (bucket := self._bucket(store, step)) is not None:
             whole = step.c % 2 == 0
-            operation = self.runtime.compacting(task.name, store.state, bucket, whole=whole)
+            operation = compacting(self.runtime, task.name, store.state, bucket, whole=whole)
             self._begin("compact", task, operation, at_once=step.c % 3 == 0)
 
     def _dump(self, step: Step, *, evict: bool = False) -> None:
@@ -368,7 +369,7 @@ class SimulatedWorker:
         buckets = store.state.index.all_buckets()
         chosen = buckets if step.b % 3 == 0 else buckets[step.b % 2 :: 2]
         if chosen:
-            operation = self.runtime.dumping(task.name, store.state, chosen, evict=evict)
+            operation = dumping(self.runtime, task.name, store.state, chosen, evict=evict)
             self._begin("dump", task, operation, at_once=step.c % 3 == 0)
 
     def _evict(self, step: Step) -> None:
@@ -380,16 +381,16 @@ class SimulatedWorker:
         found = [bucket for start in index.all_buckets() if (bucket := index.snapshot(start)) is not None]
         cold = [bucket.start for bucket in found if any(not run.is_hot for run in bucket.runs)]
         if cold:
-            operation = self.runtime.rehydrating(task.name, store.state, cold[step.b % len(cold)])
+            operation = rehydrating(self.runtime, task.name, store.state, cold[step.b % len(cold)])
             self._begin("rehydrate", task, operation, at_once=step.c % 2 == 0)
 
     def _relieve(self, step: Step) -> None:
         task = self._task(step)
-        self._begin("relieve", task, self.runtime.relieving(task.name))
+        self._begin("relieve", task, relieving(self.runtime, task.name))
 
     def _delete(self, step: Step) -> None:
         task = self._task(step)
-        self._begin("delete", task, self.runtime.deleting(task.name))
+        self._begin("delete", task, deleting(self.runtime, task.name))
 
     def _begin_checkpoint(self, step: Step) -> None:
         task = self._task(step)
@@ -550,4 +551,4 @@ def run_schedule(seed: int, steps: Sequence[Step], backend: Callable[[], Storage
 
 
 def _schema(store: SimulatedStore) -> pa.Schema:
-    return keyed_schema(result_schema(store.state.index.spec))
+    return keyed_schema(store.state.index.spec.visible)

@@ -34,19 +34,20 @@ from tidegate.storage.index import (
     HotCopy,
     PlainState,
     RunEntry,
+    StoredRef,
     Tenant,
 )
 from tidegate.storage.maintenance.retirement import BatchPins
 from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
-from tidegate.storage.pack import PackCache, write_pack
-from tidegate.storage.ranges import keyed_schema, result_schema
+from tidegate.storage.pack import NewPack, PackCache, write_packs
+from tidegate.storage.ranges import keyed_schema
 from tidegate.storage.reader import All, Bounds, RangeRequest, StorageReader
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.columns import UInt64s, hash_keys
 from tidegate.storage.runs.merge import merge_runs, select_keys
 from tidegate.storage.runs.run import Run
-from tidegate.storage.spec import RESERVED, Cursor, Merge, StoreSpec
+from tidegate.storage.spec import RESERVED, Merge, StoreSpec
 
 
 class Identity(NamedTuple):
@@ -244,7 +245,7 @@ def scan_all(
     bounds: Bounds = All(),  # noqa: B008  (an immutable value)
 ) -> pa.Table:
     """Every key's rows inside the bounds, as one table."""
-    schema = keyed_schema(result_schema(state.index.spec))
+    schema = keyed_schema(state.index.spec.visible)
     with reader.scan(task, state, bounds) as batches:
         return pa.Table.from_batches(batches, schema=schema)
 
@@ -293,18 +294,15 @@ PLENTY = 2**31 - 1
 
 def part_of(run: Run, hot: HotCopy) -> AppendBatch:
     """A run as a writer would hand it to the index."""
-    lowest, highest = np.lexsort((run.seq, run.ts))[[0, -1]]
-    return AppendBatch(
-        bucket=run.bucket,
-        hot=hot,
-        rows=run.row_count,
-        nbytes=run.nbytes,
-        charge=run.nbytes,
-        min_ts=run.min_ts,
-        max_ts=run.max_ts,
-        min_cursor=Cursor(int(run.ts[lowest]), int(run.seq[lowest])),
-        max_cursor=Cursor(int(run.ts[highest]), int(run.seq[highest])),
-    )
+    return AppendBatch(run.bucket, hot, run.row_count, run.nbytes, run.nbytes, run.min_ts, run.max_ts)
+
+
+def write_pack(
+    backend: StorageBackend, task: str, spec: StoreSpec, segment: int, runs: Sequence[Run], name: str
+) -> list[StoredRef]:
+    """Put one pack; returns the reference of each run."""
+    (refs,) = write_packs(backend, task, [NewPack(spec, segment, runs, name)])
+    return refs
 
 
 class LaidStore:
@@ -366,7 +364,7 @@ class LaidStore:
             runs = [run.hot.run for run in waiting if run.hot is not None]
             refs = write_pack(self.backend, TASK, self.spec, self.spec.segment_of(start), runs, name)
             pairs = [(run, replace(run, stored=ref)) for run, ref in zip(waiting, refs, strict=True)]
-            if not self.index.set_places(start, bucket.data_version, bucket.layout_version, pairs):
+            if not self.index.set_places(bucket, pairs):
                 raise RuntimeError("somebody else changed a store laid out by hand")
 
     def place(self, start: int, change: Callable[[RunEntry], RunEntry]) -> bool:
@@ -375,7 +373,7 @@ class LaidStore:
         if bucket is None:
             return False
         pairs = [(run, change(run)) for run in bucket.runs]
-        return self.index.set_places(start, bucket.data_version, bucket.layout_version, pairs)
+        return self.index.set_places(bucket, pairs)
 
     def evict(self, keys: Sequence[bytes] | None = None, starts: Iterable[int] | None = None) -> None:
         """Take hot copies away: all of them, or these keys' rows only. Whatever is not stored is stored first."""
@@ -417,7 +415,7 @@ class LaidStore:
             )
             for each in merged
         ]  # fmt: skip
-        if not self.index.publish(start, bucket.data_version, bucket.layout_version, bucket.runs, new):
+        if not self.index.publish(bucket, bucket.runs, new):
             raise RuntimeError("somebody else changed a store laid out by hand")
 
     def table(self, *requests: RangeRequest) -> pa.Table:
@@ -432,4 +430,4 @@ class LaidStore:
     def is_idle(self) -> bool:
         """Whether nothing is pinned, held or permitted any more."""
         permits = sum(self.scratch.in_use(kind) for kind in Scratch)
-        return self.pins.open_leases() + permits + self.key_lru.held == 0
+        return self.pins.open_leases() + permits == 0

@@ -24,6 +24,7 @@ from tidegate.storage.reader import RangeRequest
 from tidegate.storage.runs.aggregates import Count, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
+from tidegate.storage.state import StateHandle
 
 BUCKET_MS = 1000
 TASK = "app/orders/0"
@@ -53,6 +54,12 @@ def rows_batch(merge: Merge, rows: Sequence[Row]) -> pa.RecordBatch:
         columns["deleted"] = pa.array([row[2] is None for row in rows], pa.bool_())
     columns["value"] = pa.array([row[2] for row in rows], pa.int64())
     return pa.RecordBatch.from_pydict(columns)
+
+
+def resident(handle: StateHandle[Any], key: bytes) -> Any:
+    """A state value if it is in memory; loads nothing."""
+    entry = handle._entries.get(key)
+    return None if entry is None else entry.value
 
 
 class Worker:

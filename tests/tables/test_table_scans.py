@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from maintenance_steps import compacting, deleting
 from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import CommitGoneError, CorruptError
@@ -173,7 +174,7 @@ def test_a_query_that_meets_a_collected_commit_looks_into_the_newest(
         past = table.as_of(table.commits()[0].number)
         first = next(past.batches())
         _collect(stage, clock)
-        past._snapshot._runtime.packs.close()
+        past._snapshot._runtime._parts.packs.close()
         with pytest.raises(CommitGoneError, match="is not kept any more"):
             past.all()
         assert len(set(values(first))) == 1
@@ -241,11 +242,11 @@ def _collect(stage: Stage, clock: ManualClock) -> None:
         clock.advance("1h")
         for state in source.partitions:
             for bucket in state.index.buckets(0, 10_000):
-                list(source.runtime.compacting(source.task, state, bucket.start))
-        list(source.runtime.deleting(source.task))
+                list(compacting(source.runtime, source.task, state, bucket.start))
+        list(deleting(source.runtime, source.task))
 
 
 def _forget_packs(table: Any) -> None:
     """As where packs are far away, or too many to stay open: what is not there any more cannot be read."""
     for side in (table._follower._current, *table._follower._others):
-        side.view._runtime.packs.close()
+        side.view._runtime._parts.packs.close()

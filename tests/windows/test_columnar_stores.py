@@ -16,6 +16,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from maintenance_steps import compacting, dumping
 from tidegate.errors import InvalidError, OverloadError
 from tidegate.storage import Count, Merge, SortedRows, StoreSpec, Sum
 from tidegate.storage.backends.memory import MemoryBackend
@@ -219,10 +220,10 @@ class Rig:
             runtime.maintain(TASK, 1000)
         elif what == "compact":
             for bucket in self.state.index.all_buckets():
-                self.worker.run(runtime.compacting(TASK, self.state, bucket))
+                self.worker.run(compacting(runtime, TASK, self.state, bucket))
         else:
             buckets = self.state.index.all_buckets()
-            self.worker.run(runtime.dumping(TASK, self.state, buckets, evict=what == "evict"))
+            self.worker.run(dumping(runtime, TASK, self.state, buckets, evict=what == "evict"))
 
     @property
     def ids(self) -> list[int]:

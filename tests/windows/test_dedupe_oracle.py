@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maintenance_steps import dumping
 from task_oracles import VALUES, Oracle, Record, batch_of, forwarded, operator_on
 from tidegate.windows.kinds import Deduplicate
 from tidegate.windows.operators.base import Moment
@@ -82,7 +83,7 @@ def test_equals_the_oracle_whatever_the_cuts_restarts_and_evictions(
         if action == 0:
             worker.runtime.maintain(TASK, 1000)
         elif action == 1 and (buckets := state.index.all_buckets()):
-            worker.run(worker.runtime.dumping(TASK, state, buckets, evict=bool(chance.integers(2))))
+            worker.run(dumping(worker.runtime, TASK, state, buckets, evict=bool(chance.integers(2))))
         elif action == 2:
             token = worker.runtime.checkpoint(TASK)
             worker = Worker(backend=worker.backend, seed=at + 1)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maintenance_steps import compacting, dumping
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.aggregates.folds import resolve
@@ -151,9 +152,9 @@ class Run:
         for state in self.operator.states:
             buckets = state.index.all_buckets()
             if buckets and how & 1:
-                self.worker.run(runtime.dumping(TASK, state, buckets, evict=bool(how & 2)))
+                self.worker.run(dumping(runtime, TASK, state, buckets, evict=bool(how & 2)))
             if buckets and how & 4:
-                self.worker.run(runtime.compacting(TASK, state, buckets[how % len(buckets)]))
+                self.worker.run(compacting(runtime, TASK, state, buckets[how % len(buckets)]))
         if how & 8:
             runtime.maintain(TASK, 10**6)
 

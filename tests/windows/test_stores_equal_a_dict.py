@@ -15,6 +15,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maintenance_steps import compacting, dumping
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, Windowed, encode_key
 from tidegate.windows.stores.segments import Compat
@@ -152,10 +153,10 @@ class Rig:
             runtime.maintain(TASK, 1000)
         elif what == "compact":
             for bucket in state.index.all_buckets():
-                self.worker.run(runtime.compacting(TASK, state, bucket))
+                self.worker.run(compacting(runtime, TASK, state, bucket))
         else:
             buckets = state.index.all_buckets()
-            self.worker.run(runtime.dumping(TASK, state, buckets, evict=what == "evict"))
+            self.worker.run(dumping(runtime, TASK, state, buckets, evict=what == "evict"))
 
     def put(self, puts: list[tuple[bytes, int, int, bytes | None]]) -> None:
         keys, times, lengths, values = ([put[at] for put in puts] for at in range(4))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maintenance_steps import dumping
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import BucketIndex, Merge, PlainState, StoreSpec
 from tidegate.windows.aggregates import definitions as agg
@@ -238,7 +239,7 @@ def test_aggregates_live_in_a_fold_store_whatever_their_names() -> None:
         }
         state.index.insert(worker.runtime.writer().append(TASK, state, pa.RecordBatch.from_pydict(columns)))
         if start % 2:
-            worker.run(worker.runtime.dumping(TASK, state, [0], evict=True))
+            worker.run(dumping(worker.runtime, TASK, state, [0], evict=True))
     token = worker.runtime.checkpoint(TASK)
     other = Worker(backend=worker.backend, seed=9)
     state = PlainState(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from maintenance_steps import dumping
 from tidegate.clock import ManualClock
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
@@ -93,7 +94,7 @@ class Run:
     def evict(self) -> None:
         for state in self.operator.states:
             buckets = state.index.hot_buckets()
-            for _ in self.runtime.dumping("task", state, buckets, evict=True):
+            for _ in dumping(self.runtime, "task", state, buckets, evict=True):
                 pass
 
     def maintain(self) -> None:

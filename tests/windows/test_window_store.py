@@ -603,7 +603,7 @@ def test_a_dropped_time_segment_gives_its_disk_back(tmp_path: Path) -> None:
         return {path.name.split("-")[0] for path in tmp_path.rglob("*.pack") if "windows" in str(path)}
 
     def reclaimable() -> set[str]:
-        names = [each for each in worker.runtime.retirement.retired(TASK) if each.endswith(".pack")]
+        names = [each for each in worker.runtime._parts.retirement.retired(TASK) if each.endswith(".pack")]
         assert worker.runtime.stats.snapshot()["retired_packs"][(TASK, "held")] >= len(names)
         return {each.rsplit("/", 1)[1].split("-")[0] for each in names}
 

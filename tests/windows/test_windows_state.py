@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from maintenance_steps import dumping
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import BucketIndexState, Merge, ProgressState, StoreSpec
 from tidegate.windows.stores.segmented_store import Position, WindowsState
@@ -118,7 +119,7 @@ def test_iterators_give_back_what_they_hold() -> None:
     worker = Worker()
     store = windows(worker)
     store.put_all([b"a", b"b"], [1, 60_001], [b"0", b"1"])
-    for _ in worker.runtime.dumping(TASK, store.state, store.state.index.all_buckets(), evict=True):
+    for _ in dumping(worker.runtime, TASK, store.state, store.state.index.all_buckets(), evict=True):
         pass
     with store.all() as rows:
         next(rows)

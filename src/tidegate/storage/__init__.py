@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from tidegate.storage.runtime import Leaks, RuntimeContext, WorkerStorageRuntime
     from tidegate.storage.scan import BATCH_ROWS, RangeScan
     from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
-    from tidegate.storage.state import PROGRESS, StateHandle
-    from tidegate.storage.state_cache import BytesCodec, StateCodec
+    from tidegate.storage.state import PROGRESS, BytesCodec, StateCodec, StateHandle
     from tidegate.storage.writer import MergedRows, StorageWriter, TouchedRows, touched_rows
 
 _HOME = {
@@ -58,8 +57,7 @@ _HOME = {
     "runs.build": ("SortedRows",),
     "scan": ("BATCH_ROWS", "RangeScan"),
     "spec": ("Cursor", "EarlierShape", "Merge", "StoreSpec"),
-    "state": ("StateHandle", "PROGRESS"),
-    "state_cache": ("BytesCodec", "StateCodec"),
+    "state": ("PROGRESS", "BytesCodec", "StateCodec", "StateHandle"),
     "metrics": ("StorageStats",),
     "writer": ("MergedRows", "StorageWriter", "TouchedRows", "touched_rows"),
 }

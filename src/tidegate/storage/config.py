@@ -81,7 +81,7 @@ class StorageConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if each.name != "deleted_by":
+            if each.name not in _NO_NUMBERS:
                 self._check_number(each.name)
         if self.deleted_by not in DELETERS:
             raise InvalidError(
@@ -173,8 +173,6 @@ class StorageConfig:
 
     def _check_number(self, name: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, TenantLimits):
-            return
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidError(f"{name} is {value!r}; give it as a whole number")
         lowest = 0 if name.endswith("_ms") or name in _MAY_BE_ZERO else 1
@@ -187,17 +185,18 @@ class StorageConfig:
             raise InvalidError(
                 f"{tenant} is {limits!r}; give it as TenantLimits(reserve_bytes, soft_max_bytes)"
             )
-        if limits.soft_max_bytes < 1:
-            raise InvalidError(f"{tenant}: soft_max_bytes is {limits.soft_max_bytes}; it must be at least 1")
-        if limits.reserve_bytes < 0:
-            raise InvalidError(f"{tenant}: reserve_bytes is {limits.reserve_bytes}; it must be at least 0")
-        if limits.reserve_bytes > limits.soft_max_bytes:
+        reserve, soft_max = limits.reserve_bytes, limits.soft_max_bytes
+        for name, value, lowest in (("soft_max_bytes", soft_max, 1), ("reserve_bytes", reserve, 0)):
+            if value < lowest:
+                raise InvalidError(f"{tenant}: {name} is {value}; it must be at least {lowest}")
+        if reserve > soft_max:
             raise InvalidError(
-                f"{tenant}: reserve_bytes {limits.reserve_bytes} is above soft_max_bytes {limits.soft_max_bytes}: "
-                "what is reserved cannot be relieved, so lower the one or raise the other"
+                f"{tenant}: reserve_bytes {reserve} is above soft_max_bytes {soft_max}: what is reserved cannot be "
+                "relieved, so lower the one or raise the other"
             )
 
 
+_NO_NUMBERS = {"deleted_by", *Tenant}
 _MAY_BE_ZERO = {"low_watermark_permille", "hot_bucket_count", "delete_budget", "repack_live_permille"}
 
 

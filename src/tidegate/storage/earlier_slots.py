@@ -10,8 +10,6 @@ buffer of integers with a constant step, the first number and the step.
 
 P1  every length fits its type and the slot; no allocation size is taken from a file, but for computed buffers, which
     have a limit.
-
-Thread rule: pure, but for a cache of layouts by type.
 """
 
 from __future__ import annotations

@@ -1,25 +1,21 @@
 """The index of a store: its runs by bucket, the places of each run, and versions.
 
-A run is one logical unit with up to two copies: a hot copy in memory and a stored copy in a pack. Dumping adds the
-stored copy, evicting removes the hot one, rehydrating restores it. None of them changes the content, so a row is never
-counted twice. Compaction replaces several runs by one. A hot copy may hold only some keys (`complete` is false after a
-per-key eviction): each key it lists has all its rows; every other key of the run is read from the stored copy.
-
-`order` is the run's position inside its bucket: for `last`, the higher order wins. A merged run takes the highest
-order of its inputs, and inputs are always adjacent in order.
+A run is one logical unit with up to two copies: a hot copy in memory and a stored copy in a pack; no row counts
+twice. A hot copy may hold only some keys (`complete` is false after a per-key eviction): each key it lists has all its
+rows; every other key of the run is read from the stored copy. `order` is the run's position inside its bucket: for
+`last`, the higher order wins. A merged run takes the highest order of its inputs, which are always adjacent in order.
 
 `BucketIndex` is the only owner of the run lists. Buckets are immutable values; a change replaces a `Bucket` under one
-short lock, without IO or waiting. A reader of a `Bucket` therefore has a consistent snapshot of it and of its hot runs.
-Stored runs must be pinned; `capture` pins them in the same critical section, so that no run can be deleted between
-being found and being pinned.
+short lock, without IO or waiting, so a reader of a `Bucket` has a consistent snapshot of it and of its hot runs. Stored
+runs must be pinned; `capture` pins them in the same critical section, so that no run can be deleted in between.
 
 X1  `data_version` of a bucket changes when rows are added or removed (insert, prune), `layout_version` when a publish
-    or a change of places rearranges them. Both come from one counter of the index, so a bucket that was
-    dropped and created again never repeats one.
-X2  `publish` and `set_places` take effect only if both versions are the expected ones, and then completely.
+    or a change of places rearranges them. Both come from one counter of the index and never repeat.
+X2  `publish` and `set_places` take effect only if the bucket is still the given one, in both versions, and then
+    completely.
 X3  Counts equal the entries: rows, bytes and charge change together with the entry.
 X4  Every run is readable: it has a stored copy or a complete hot one.
-X5  Work is proportional to the buckets touched, never to all buckets (but for a full export).
+X5  Work is proportional to the buckets touched, never to all buckets.
 
 `last` and `fold` count rows as stored: overwritten rows and unmerged partials count until a compaction. A violated rule
 is an error of the caller and raised before anything changes; a lost compare-and-swap is not an error.
@@ -32,14 +28,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import count, pairwise
+from itertools import count
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tidegate.errors import InternalError, InvalidError
 from tidegate.storage.runs.run import Run
-from tidegate.storage.spec import Cursor, Merge, StoreSpec
+from tidegate.storage.spec import Merge, StoreSpec
 
 # -- runs and buckets --------------------------------------------------------------------------------
 
@@ -95,6 +91,11 @@ class RunEntry:
     stored: StoredRef | None = None
 
     @property
+    def hot_run(self) -> Run | None:
+        """The whole run, if it is in memory."""
+        return self.hot.run if self.hot is not None and self.hot.complete else None
+
+    @property
     def is_hot(self) -> bool:
         """Whether every key is readable without the backend."""
         return self.hot is not None and self.hot.complete
@@ -102,25 +103,12 @@ class RunEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """The runs of one time cell, ascending by order.
-
-    `data_version` changes when the content does (append, prune), `layout_version` with every publish; both
-    start at 1 and only grow, also across buckets that were dropped and made again (the index counts for all).
-    """
+    """The runs of one time cell, ascending by order, and their versions (X1)."""
 
     start: int
     runs: tuple[RunEntry, ...]
     data_version: int
     layout_version: int
-
-    @property
-    def row_count(self) -> int:
-        """Rows as stored: for `fold` and `last`, partials and overwritten rows count until merged."""
-        return sum(run.rows for run in self.runs)
-
-    @property
-    def max_ts(self) -> int:
-        return max(run.max_ts for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,8 +122,6 @@ class AppendBatch:
     charge: int
     min_ts: int
     max_ts: int
-    min_cursor: Cursor
-    max_cursor: Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,55 +132,21 @@ class Pruned:
     stored: tuple[StoredRef, ...] = ()
     charge: int = 0
     rows: int = 0
-    nbytes: int = 0
     buckets: tuple[int, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class IndexExport:
-    """The part of an index that a manifest stores. Pass `mark` to `BucketIndex.exported` once the manifest is durable.
-
-    `changed` has every bucket that differs from the last confirmed export, with all its entries (no hot copies);
-    `removed` the buckets that are gone since. A full export names every bucket and removes none.
-    """
-
-    mark: int
-    next_order: int
-    max_cursor: Cursor | None
-    changed: dict[int, tuple[RunEntry, ...]]
-    removed: tuple[int, ...]
-    is_full: bool
-
-
-def without_hot(entry: RunEntry) -> RunEntry:
-    """The entry as a manifest stores it."""
-    return entry if entry.hot is None else replace(entry, hot=None)
+    @classmethod
+    def of(cls, runs: Sequence[RunEntry], emptied: Sequence[int]) -> Pruned:
+        """The sums over these runs, each counted once."""
+        return cls(
+            hot=tuple(run.hot for run in runs if run.hot is not None),
+            stored=tuple(run.stored for run in runs if run.stored is not None),
+            charge=sum(run.charge for run in runs),
+            rows=sum(run.rows for run in runs),
+            buckets=tuple(emptied),
+        )
 
 
 # -- rules of changes --------------------------------------------------------------------------------
-
-MAX_DELTAS = 8
-WORTH_MERGING = (
-    4  # deltas below a quarter of their base wait: rewriting the base for them costs more than it saves
-)
-
-
-def pays_to_compact(bucket: Bucket, max_deltas: int = MAX_DELTAS) -> bool:
-    """Whether merging the bucket's runs pays.
-
-    Too many deltas always do. Fewer do when two hot runs overlap in time and the deltas together weigh
-    enough beside the bases they would be merged into. Without deltas there is nothing to merge.
-    """
-    deltas = [run for run in bucket.runs if not run.base]
-    if not deltas or len(bucket.runs) < 2:
-        return False
-    if len(deltas) > max_deltas:
-        return True
-    base_bytes = sum(run.nbytes for run in bucket.runs if run.base)
-    if sum(run.nbytes for run in deltas) * WORTH_MERGING < base_bytes:
-        return False
-    spans = sorted((run.min_ts, run.max_ts) for run in bucket.runs if run.hot is not None)
-    return any(after[0] <= before[1] for before, after in pairwise(spans))
 
 
 def check_parts(spec: StoreSpec, parts: Sequence[AppendBatch]) -> None:
@@ -244,20 +196,8 @@ def stored_cells(
                 f"store {spec.name}, bucket {entry.bucket}: a run of order {entry.order} (next is {next_order}) with "
                 f"{entry.rows} rows at {entry.stored} cannot be loaded"
             )
-        cells.setdefault(entry.bucket, []).append(without_hot(entry))
+        cells.setdefault(entry.bucket, []).append(entry)
     return {start: tuple(sorted(cells[start], key=lambda run: run.order)) for start in sorted(cells)}
-
-
-def pruned(runs: Sequence[RunEntry], emptied: Sequence[int]) -> Pruned:
-    """The sums over these runs, each counted once."""
-    return Pruned(
-        hot=tuple(run.hot for run in runs if run.hot is not None),
-        stored=tuple(run.stored for run in runs if run.stored is not None),
-        charge=sum(run.charge for run in runs),
-        rows=sum(run.rows for run in runs),
-        nbytes=sum(run.nbytes for run in runs),
-        buckets=tuple(emptied),
-    )
 
 
 def _check_readable(where: str, entries: Iterable[RunEntry]) -> None:
@@ -274,62 +214,6 @@ def _facts(entry: RunEntry) -> tuple[object, ...]:
     return (entry.bucket, entry.order, *sizes, entry.min_ts, entry.max_ts, entry.base)
 
 
-# -- totals ------------------------------------------------------------------------------------------
-
-
-class Totals:
-    """Rows, bytes and charge of all runs; none ever falls below zero."""
-
-    __slots__ = ("charge", "nbytes", "rows", "runs")
-
-    def __init__(self) -> None:
-        self.rows = self.charge = self.nbytes = self.runs = 0
-
-    def add(self, runs: Sequence[RunEntry]) -> None:
-        self._change(runs, 1)
-
-    def take(self, runs: Sequence[RunEntry]) -> None:
-        self._change(runs, -1)
-        if min(self.rows, self.charge, self.nbytes, self.runs) < 0:
-            raise InternalError(
-                f"an index lost count: {self.runs} runs with {self.rows} rows, {self.nbytes} bytes, "
-                f"{self.charge} charged; restore the task from its last checkpoint and report this"
-            )
-
-    def _change(self, runs: Sequence[RunEntry], sign: int) -> None:
-        for run in runs:
-            self.rows += sign * run.rows
-            self.charge += sign * run.charge
-            self.nbytes += sign * run.nbytes
-        self.runs += sign * len(runs)
-
-
-class Noted:
-    """Buckets with a run that is not stored, with a hot copy, and with more than one run."""
-
-    __slots__ = ("crowded", "hot", "unstored")
-
-    def __init__(self) -> None:
-        self.unstored: set[int] = set()
-        self.hot: set[int] = set()
-        self.crowded: set[int] = set()
-
-    def note(self, bucket: Bucket) -> None:
-        """Record the bucket's present content."""
-        self.forget(bucket.start)
-        if any(run.stored is None for run in bucket.runs):
-            self.unstored.add(bucket.start)
-        if any(run.hot is not None for run in bucket.runs):
-            self.hot.add(bucket.start)
-        if len(bucket.runs) > 1:
-            self.crowded.add(bucket.start)
-
-    def forget(self, start: int) -> None:
-        """Remove the bucket."""
-        for noted in (self.unstored, self.hot, self.crowded):
-            noted.discard(start)
-
-
 # -- index -------------------------------------------------------------------------------------------
 
 MAX_DERIVED = 16
@@ -344,58 +228,28 @@ class BucketIndex:
         self._lock = threading.Lock()
         self._buckets: dict[int, Bucket] = {}
         self._starts: list[int] = []
-        self._version = self._data_version = 0
+        self.version = 0  # increases with every change of any bucket
+        self.data_version = 0  # the version at which rows were last added or removed, not merged or moved
         self._next_order = 0
-        self._max_cursor: Cursor | None = None
-        self._totals = Totals()
-        self._noted = Noted()
-        self._changed: dict[
-            int, int
-        ] = {}  # buckets changed since the last manifest: the version of their last change
+        self.total_rows = self.total_bytes = 0
+        self.total_charge = 0  # the backlog that all runs hold; a restore acquires it again
+        self._unstored: set[int] = set()  # buckets with a run that is not stored
+        self._hot: set[int] = set()  # with a hot copy
+        self._crowded: set[int] = set()  # with more than one run
+        # since the last manifest: the version of each bucket's last change
+        self._changed: dict[int, int] = {}
         self._derived: dict[tuple[int, int], Any] = {}
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def version(self) -> int:
-        """Increases with every change of any bucket."""
-        return self._version
-
-    @property
-    def data_version(self) -> int:
-        """Increases when rows are added or removed; merges and changes of places do not count."""
-        return self._data_version
-
-    @property
     def is_exported(self) -> bool:
-        """Whether nothing changed since the last confirmed export, or the manifest this was loaded from."""
-        return not self._changed and not self._noted.unstored
-
-    @property
-    def total_rows(self) -> int:
-        return self._totals.rows
-
-    @property
-    def total_charge(self) -> int:
-        """The backlog that all runs hold; a restore acquires it again."""
-        return self._totals.charge
-
-    @property
-    def total_bytes(self) -> int:
-        return self._totals.nbytes
-
-    @property
-    def run_count(self) -> int:
-        return self._totals.runs
+        """Whether nothing changed since the last confirmed manifest, or the one this was loaded from."""
+        return not self._changed and not self._unstored
 
     @property
     def bucket_count(self) -> int:
         return len(self._starts)
-
-    @property
-    def max_cursor(self) -> Cursor | None:
-        """The highest cursor ever inserted; pruning does not lower it."""
-        return self._max_cursor
 
     def snapshot(self, bucket: int) -> Bucket | None:
         """The present bucket, None when it has no runs."""
@@ -405,25 +259,20 @@ class BucketIndex:
         with self._lock:
             return list(self._starts)
 
-    def newest_buckets(self, count: int) -> list[int]:
-        """Ascending starts of the newest `count` buckets."""
-        with self._lock:
-            return self._starts[-count:] if count > 0 else []
-
     def unstored_buckets(self) -> list[int]:
         """Ascending starts of buckets with a run that is not stored yet."""
         with self._lock:
-            return sorted(self._noted.unstored)
+            return sorted(self._unstored)
 
     def hot_buckets(self) -> list[int]:
         """Ascending starts of buckets with a hot copy, complete or not."""
         with self._lock:
-            return sorted(self._noted.hot)
+            return sorted(self._hot)
 
     def crowded_buckets(self) -> list[int]:
         """Ascending starts of buckets with more than one run: the candidates of compaction."""
         with self._lock:
-            return sorted(self._noted.crowded)
+            return sorted(self._crowded)
 
     def query(self, start: int, end: int) -> list[Bucket]:
         """Buckets whose *starts* lie in start … end, both inclusive, ascending."""
@@ -432,13 +281,7 @@ class BucketIndex:
 
     def buckets(self, start_ts: int, end_ts: int) -> list[Bucket]:
         """Buckets that may hold a row with start_ts ≤ ts ≤ end_ts, ascending."""
-        with self._lock:
-            return [self._buckets[each] for each in self._between(self.spec.bucket_of(start_ts), end_ts)]
-
-    def should_compact(self, bucket: int, *, max_deltas: int = MAX_DELTAS) -> bool:
-        """Whether merging this bucket's runs pays: `pays_to_compact`."""
-        found = self._buckets.get(bucket)
-        return found is not None and pays_to_compact(found, max_deltas)
+        return self.query(self.spec.bucket_of(start_ts), end_ts)
 
     def capture(
         self,
@@ -475,7 +318,7 @@ class BucketIndex:
         It may keep hot runs alive: any change drops all of it, so that evicted runs leave memory.
         """
         with self._lock:
-            if version == self._version:
+            if version == self.version:
                 if len(self._derived) >= MAX_DERIVED:
                     self._derived.clear()
                 self._derived[start, end] = derived
@@ -500,38 +343,29 @@ class BucketIndex:
                     hot=part.hot,
                 )
                 self._next_order += 1
-                self._version += 1
+                self.version += 1
                 old = self._buckets.get(part.bucket)
                 if old is None:
-                    new = Bucket(part.bucket, (entry,), self._version, self._version)
+                    new = Bucket(part.bucket, (entry,), self.version, self.version)
                 else:
-                    new = Bucket(part.bucket, (*old.runs, entry), self._version, old.layout_version)
+                    new = Bucket(part.bucket, (*old.runs, entry), self.version, old.layout_version)
                 self._put(new)
-                self._totals.add((entry,))
-                if self._max_cursor is None or part.max_cursor > self._max_cursor:
-                    self._max_cursor = part.max_cursor
+                self._count((entry,))
                 entries.append(entry)
-            self._data_version = self._version
+            self.data_version = self.version
         return entries
 
-    def publish(
-        self,
-        bucket: int,
-        data_version: int,
-        layout_version: int,
-        old: Sequence[RunEntry],
-        new: Sequence[RunEntry],
-    ) -> bool:
-        """Replace `old` by `new` if the bucket still has these versions; False: nothing changed.
+    def publish(self, found: Bucket, old: Sequence[RunEntry], new: Sequence[RunEntry]) -> bool:
+        """Replace `old` by `new` if the bucket is still `found` (X2); False: nothing changed.
 
         `old` are adjacent entries of the bucket; `new` hold the same content. Several new entries may share one
         order: then they are disjoint pieces of one merge. `new` may be empty when only tombstones with nothing to
         hide were merged.
         """
+        bucket = found.start
         check_replacement(self.spec, bucket, old, new)
         with self._lock:
-            found = self._buckets.get(bucket)
-            if found is None or (found.data_version, found.layout_version) != (data_version, layout_version):
+            if self._buckets.get(bucket) is not found:
                 return False
             first = next((at for at, run in enumerate(found.runs) if run is old[0]), -1)
             if (
@@ -547,22 +381,20 @@ class BucketIndex:
                 self._remove(bucket)
                 del self._starts[bisect_left(self._starts, bucket)]
                 return True
-            self._version += 1
-            self._put(Bucket(bucket, runs, found.data_version, self._version))
-            self._totals.take(old)
-            self._totals.add(new)
+            self.version += 1
+            self._put(Bucket(bucket, runs, found.data_version, self.version))
+            self._count(old, -1)
+            self._count(new)
             return True
 
-    def set_places(
-        self, bucket: int, data_version: int, layout_version: int, pairs: Iterable[tuple[RunEntry, RunEntry]]
-    ) -> bool:
+    def set_places(self, found: Bucket, pairs: Iterable[tuple[RunEntry, RunEntry]]) -> bool:
         """Replace each first entry by the second, which differs in `hot` and `stored` only; as `publish` does."""
+        bucket = found.start
         wanted = list(pairs)
         check_places(self.spec, bucket, wanted)
         changes = {id(old): new for old, new in wanted}
         with self._lock:
-            found = self._buckets.get(bucket)
-            if found is None or (found.data_version, found.layout_version) != (data_version, layout_version):
+            if self._buckets.get(bucket) is not found:
                 return False
             if not changes:
                 return True
@@ -570,8 +402,8 @@ class BucketIndex:
                 raise InvalidError(f"store {self.spec.name}, bucket {bucket}: the run to place is not in it")
             is_stored_anew = any(old.stored != new.stored for old, new in wanted)
             runs = tuple(changes.get(id(run), run) for run in found.runs)
-            self._version += 1
-            self._put(Bucket(bucket, runs, found.data_version, self._version), is_content=is_stored_anew)
+            self.version += 1
+            self._put(Bucket(bucket, runs, found.data_version, self.version), is_content=is_stored_anew)
             return True
 
     def prune(self, cutoff: int) -> Pruned:
@@ -591,14 +423,14 @@ class BucketIndex:
                     emptied.append(boundary)
                 elif dropped:
                     kept = tuple(run for run in straddled.runs if run.max_ts >= cutoff)
-                    self._version += 1
-                    self._put(Bucket(boundary, kept, self._version, straddled.layout_version))
-                    self._totals.take(dropped)
+                    self.version += 1
+                    self._put(Bucket(boundary, kept, self.version, straddled.layout_version))
+                    self._count(dropped, -1)
                 gone += dropped
             del self._starts[: len(emptied)]
             if gone:
-                self._data_version = self._version
-            return pruned(gone, emptied)
+                self.data_version = self.version
+            return Pruned.of(gone, emptied)
 
     def drop_segments(self, before: int) -> Pruned:
         """Drop the time segments that end at or before `before`, whole."""
@@ -606,34 +438,17 @@ class BucketIndex:
 
     # ── manifests ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def export(self, *, full: bool = False) -> IndexExport:
-        """The changes since the last confirmed export, or everything. Every run must be stored."""
+    def changes(self) -> set[int] | None:
+        """The buckets changed or removed since the last confirmed manifest; None while a run is only in memory."""
         with self._lock:
-            if self._noted.unstored:
-                raise InvalidError(
-                    f"store {self.spec.name}: {len(self._noted.unstored)} buckets hold runs that are only in memory; "
-                    f"store them before exporting the index"
-                )
-            wanted = self._starts if full else sorted(self._changed)
-            return IndexExport(
-                mark=self._version,
-                next_order=self._next_order,
-                max_cursor=self._max_cursor,
-                changed={
-                    start: tuple(without_hot(run) for run in self._buckets[start].runs)
-                    for start in wanted
-                    if start in self._buckets
-                },
-                removed=() if full else tuple(start for start in wanted if start not in self._buckets),
-                is_full=full,
-            )
+            return None if self._unstored else set(self._changed)
 
-    def exported(self, mark: int) -> None:
-        """Confirm the export with this mark: later exports omit its content."""
+    def exported(self, version: int) -> None:
+        """Confirm a manifest of the changes up to this version: later ones omit them."""
         with self._lock:
-            self._changed = {start: at for start, at in self._changed.items() if at > mark}
+            self._changed = {start: at for start, at in self._changed.items() if at > version}
 
-    def load(self, entries: Iterable[RunEntry], *, next_order: int, max_cursor: Cursor | None) -> Pruned:
+    def load(self, entries: Iterable[RunEntry], *, next_order: int) -> Pruned:
         """Replace everything by the stored runs of a manifest; returns the previous content."""
         cells = stored_cells(self.spec, entries, next_order)
         with self._lock:
@@ -641,15 +456,17 @@ class BucketIndex:
             emptied = self._starts
             self._buckets, self._starts = {}, []
             self._derived.clear()
-            self._totals, self._noted = Totals(), Noted()
-            self._version += 1
+            self._count(gone, -1)
+            for noted in (self._unstored, self._hot, self._crowded):
+                noted.clear()
+            self.version += 1
             for start, runs in cells.items():
-                self._put(Bucket(start, runs, self._version, self._version))
-                self._totals.add(runs)
+                self._put(Bucket(start, runs, self.version, self.version))
+                self._count(runs)
             self._changed = {}
-            self._data_version = self._version
-            self._next_order, self._max_cursor = next_order, max_cursor
-            return pruned(gone, emptied)
+            self.data_version = self.version
+            self._next_order = next_order
+            return Pruned.of(gone, emptied)
 
     # ── inside the lock ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -665,19 +482,39 @@ class BucketIndex:
             else:
                 self._starts.append(start)
         self._buckets[start] = bucket
-        self._noted.note(bucket)
+        for noted, applies in (
+            (self._unstored, any(run.stored is None for run in bucket.runs)),
+            (self._hot, any(run.hot is not None for run in bucket.runs)),
+            (self._crowded, len(bucket.runs) > 1),
+        ):
+            if applies:
+                noted.add(start)
+            else:
+                noted.discard(start)
         if is_content:
-            self._changed[start] = self._version
+            self._changed[start] = self.version
 
     def _remove(self, start: int) -> tuple[RunEntry, ...]:
         """Remove a bucket from everything but `_starts`, which the caller cuts at once."""
         self._derived.clear()
         runs = self._buckets.pop(start).runs
-        self._noted.forget(start)
-        self._version += 1
-        self._changed[start] = self._version
-        self._totals.take(runs)
+        for noted in (self._unstored, self._hot, self._crowded):
+            noted.discard(start)
+        self.version += 1
+        self._changed[start] = self.version
+        self._count(runs, -1)
         return runs
+
+    def _count(self, runs: Sequence[RunEntry], sign: int = 1) -> None:
+        for run in runs:
+            self.total_rows += sign * run.rows
+            self.total_charge += sign * run.charge
+            self.total_bytes += sign * run.nbytes
+        if min(self.total_rows, self.total_charge, self.total_bytes) < 0:
+            raise InternalError(
+                f"an index lost count: {self.total_rows} rows, {self.total_bytes} bytes, {self.total_charge} charged; "
+                "restore the task from its last checkpoint and report this"
+            )
 
 
 # -- what an operator's state is ---------------------------------------------------------------------
@@ -708,8 +545,4 @@ class PlainState:
     """A minimal state: only an index."""
 
     def __init__(self, index: BucketIndex) -> None:
-        self._index = index
-
-    @property
-    def index(self) -> BucketIndex:
-        return self._index
+        self.index = index

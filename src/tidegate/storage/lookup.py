@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -76,16 +76,14 @@ from tidegate.storage.spec import Merge, StoreSpec
 # -- loading stored runs -----------------------------------------------------------------------------
 
 
-class Loaded(Protocol):
-    """Callback that counts reads from the backend by bucket of a store; none for a scan."""
-
-    def __call__(self, task: str, runs: int, nbytes: int, store: str, buckets: Collection[int]) -> None: ...
+# counts reads from the backend: task, runs, bytes, store, buckets of the store; no buckets for a scan
+Loaded = Callable[[str, int, int, str, Collection[int]], None]
 
 
 class RunLoader:
     """Reads the stored runs of one load."""
 
-    __slots__ = ("_admit", "_is_sweep", "_packs", "_read", "_spec", "_task", "_told", "scratch")
+    __slots__ = ("_admit", "_is_sweep", "_packs", "_read", "_spec", "_task", "_told", "ahead", "scratch")
 
     def __init__(
         self,
@@ -102,14 +100,11 @@ class RunLoader:
         self._is_sweep = is_sweep
         self._read: set[int] = set()  # buckets reported already: each counts once per load
         self._packs = packs
+        self.ahead = packs.reads_at_once  # the number of buckets to prefetch; 1 for a local backend
         self._task = task
         self._spec = spec
         self._admit = admit
         self._told = told
-
-    def __call__(self, entry: RunEntry) -> Run:
-        """Load one run."""
-        return next(self.all([entry]))
 
     def all(self, entries: Sequence[RunEntry]) -> Iterator[Run]:
         """Load these runs, in this order; packs are opened concurrently where that helps."""
@@ -121,11 +116,6 @@ class RunLoader:
             nbytes = sum(place.nbytes for place in places)
             self._told(self._task, len(places), nbytes, self._spec.name, buckets)
         return self._packs.load_all(self._task, self._spec, places)
-
-    @property
-    def ahead(self) -> int:
-        """The number of buckets to prefetch; 1 for a local backend."""
-        return self._packs.reads_at_once
 
     def bring(self, entries: Iterable[RunEntry]) -> None:
         """Prefetch the packs of runs that are needed soon."""
@@ -143,7 +133,6 @@ class RunLoader:
 # -- lookup ------------------------------------------------------------------------------------------
 
 Int32s = npt.NDArray[np.int32]
-LoadRun = Callable[[RunEntry], Run]
 KINDS = {Merge.APPEND: 0, Merge.LAST: 1, Merge.FOLD: 2}
 MAX_CELLS = 1 << 22  # of key × line in one search: 32 MiB
 FEW = 8  # initial capacity for stretches per key
@@ -489,22 +478,14 @@ def _merge_ties(spec: StoreSpec, found: Found, ties: Int32s, groups: int, scratc
         (found.run_of(line), ties[first:stop, 1])
         for line, first, stop in zip(lines.tolist(), firsts.tolist(), stops, strict=True)
     ]
-    sizes = [picked_need(run, rows) for run, rows in chosen]
-
-    with scratch.hold(sum(sizes), lambda: f"store {spec.name}: " + largest_window(chosen)):
-        return _merged_ties(spec, [run.rows.take(pa.array(rows)) for run, rows in chosen], ties, groups)
-
-
-def _merged_ties(spec: StoreSpec, pieces: list[pa.RecordBatch], ties: Int32s, groups: int) -> Run:
-    rows, members = pa.concat_batches(pieces), np.ascontiguousarray(ties[:, 2])
-    _, example = np.unique(members, return_index=True)
-    columns = [rows.column(at).take(pa.array(example)) for at in (0, 1)]
-    at = 2
-    for aggregate in spec.aggregates:
-        states = [rows.column(at + part) for part in range(len(aggregate.state))]
-        columns += aggregate.merge(states, members, groups)
-        at += len(states)
-    return Run(0, _EMPTY_DIRECTORY, pa.RecordBatch.from_arrays(columns, schema=spec.rows))
+    need = sum(picked_need(run, rows) for run, rows in chosen)
+    with scratch.hold(need, lambda: f"store {spec.name}: " + largest_window(chosen)):
+        rows = pa.concat_batches([run.rows.take(pa.array(picked)) for run, picked in chosen])
+        members = np.ascontiguousarray(ties[:, 2])
+        _, example = np.unique(members, return_index=True)
+        columns = [rows.column(at).take(pa.array(example)) for at in (0, 1)]
+        columns += spec.fold(rows.columns[2:], members, groups)
+        return Run(0, _EMPTY_DIRECTORY, pa.RecordBatch.from_arrays(columns, schema=spec.rows))
 
 
 _ZERO = np.uint64(0)
@@ -558,19 +539,14 @@ def join_buckets(
         for entry in bucket.runs
         if len(keys) and entry.max_ts >= first and entry.min_ts <= last
     ]
-    stored = load.all([entry for entry in entries if _whole(entry) is None])
+    stored = load.all([entry for entry in entries if entry.hot_run is None])
     hits: list[_Hits] = []
     for entry in entries:
-        run = _whole(entry)
+        run = entry.hot_run
         found = _join_run(asked, next(stored) if run is None else run, first, last)
         if len(found.keys):
             hits.append(found)
     return _gathered(spec, schema, hits)
-
-
-def _whole(entry: RunEntry) -> Run | None:
-    """The run if it is completely in memory."""
-    return entry.hot.run if entry.hot is not None and entry.hot.complete else None
 
 
 def _asked(keys: pa.BinaryArray, hashes: UInt64s) -> _Keys:

@@ -1,32 +1,22 @@
 """The manifest of a task's checkpoint: every stored run of every store, counters, and named values.
 
-A manifest file is sealed (see `backends.sealed`) and either *full* or a *delta*: the buckets, stores and extras that
-changed since another manifest, which it names with its digest. So a checkpoint writes only what changed, and a chain of
-files ends at a full one:
+A manifest file is sealed (see `backends.sealed`) and either *full* or a *delta*: the *present* value of each bucket,
+store and extra that changed since another manifest, which it names with its digest. A chain ends at a full one:
 
     full ◄── delta over 4 checkpoints ◄── delta over 2 ◄── delta over 1
 
-M1  the spans of a chain's deltas decrease like the set bits of a number: a new delta that would cover as many
-    checkpoints as the last one replaces it, and covers both. A chain of n checkpoints has at most log2(n) + 1 deltas,
-    and a changed bucket is written at most that often; time alone never causes a full manifest.
+M1  a new delta that would cover as many checkpoints as the last one replaces it, and covers both. A chain of n
+    checkpoints has at most log2(n) + 1 deltas, and a changed bucket is written at most that often.
 M2  when a delta would have half the bytes of the full manifest, a full one is written instead.
 M3  a manifest names its task, its number and its own object, and the digest of what it builds on: a file of another
     task, an older file under a newer name and a swapped link are all refused.
 M4  a manifest names only stored runs; a run that is only in memory is an error of the caller.
 
-A snapshot holds only numbers and names, never a run, so it keeps no memory of evicted runs alive. `Changes` lists what
-changed between two checkpoints; a delta has the *present* value of each changed item, or that it was removed. So the
-delta over several checkpoints is built from the union of their changes and the newest snapshot, without older ones.
-
-The token is the small value a master keeps for a checkpoint and all that a restore needs: backend (kind and identity),
-task, number, and manifest name with its digest. Another backend or task refuses it before anything is read.
-
-Garbage is every object below a task's prefix that no retained token reaches: packs of checkpoints that never
-completed, packs whose deleter died, unfinished puts.
+The token is the small value a master keeps for a checkpoint and all that a restore needs. Garbage is every object below
+a task's prefix that no retained token reaches.
 
 G1  nothing is removed unless every retained token could be followed to its end.
-G2  nothing younger than `grace_ms` is removed: a task may be writing it now. Take a grace longer than the longest
-    round; a live task adds what it holds itself with `keep` (its packs, and `ManifestChain.names`).
+G2  nothing younger than `grace_ms` is removed: a task may be writing it now. A live task adds what it holds (`keep`).
 G3  objects of other tasks, also of those whose id begins the same, are never looked at.
 
 Thread rule: `Manifest` and `StoreState` are values; a `ManifestChain` belongs to its task's one writer.
@@ -36,16 +26,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from operator import attrgetter, itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.storage.backends.base import ObjectInfo, StorageBackend, check_name
+from tidegate.storage.backends.base import StorageBackend, check_name
 from tidegate.storage.backends.sealed import (
     Format,
     belongs_to,
@@ -110,33 +101,20 @@ MANIFEST = Format(
     b"TG-MANIF", "manifest", 2, "go back to an older checkpoint, or restore the file from a copy", oldest=1
 )
 KEPT_BY_NAME = b"\x02"  # version 1 stored this with the runs of a store whose progress is a named value
-Facts: TypeAlias = "tuple[int, int, int, int, int, int, int, bool, str, int]"
+Facts: TypeAlias = "tuple[Any, ...]"  # of a run, as `_facts` gets them
 Cells: TypeAlias = "dict[int, tuple[Facts, ...]]"
+Row: TypeAlias = (
+    "tuple[int, int, int, int, int, int, int, bool, int, int]"  # in a file: the pack by its number
+)
 _facts = attrgetter(
     *("order", "rows", "keys", "nbytes", "charge", "min_ts", "max_ts", "base", "stored.pack", "stored.slot")
 )
 _order = itemgetter(0)
 PACK: Final = 8  # where the pack's name is among the facts
-# -- the file ------------------------------------------------------------------------------------
 
 
 class _Shape(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     pass
-
-
-class RunBody(_Shape, frozen=True, gc=False):
-    """One run; `pack` counts in the store's own list of packs."""
-
-    order: int
-    rows: int
-    keys: int
-    nbytes: int
-    charge: int
-    min_ts: int
-    max_ts: int
-    base: bool
-    pack: int
-    slot: int
 
 
 class StoreBody(_Shape, frozen=True):
@@ -151,7 +129,7 @@ class StoreBody(_Shape, frozen=True):
     next_order: int
     extra: bytes | None
     packs: list[str]
-    buckets: dict[int, list[RunBody]]
+    buckets: dict[int, list[Row]]
     gone: list[int]
 
 
@@ -195,9 +173,8 @@ def read_body(backend: StorageBackend, task: str, wanted: Link) -> tuple[Body, i
 # -- snapshots and changes -----------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class StoreFacts:
-    """One store as the newest manifest has it."""
+class StoreFacts(NamedTuple):
+    """One store as the newest manifest has it: fingerprint, next row number, next order; and its runs."""
 
     counters: tuple[str, int, int]
     cells: Cells
@@ -255,18 +232,17 @@ def store_body(facts: StoreFacts, touched: Iterable[int], *, is_new: bool) -> St
         if runs is None:
             gone.append(bucket)
         else:
-            buckets[bucket] = [_run_body(run, packs) for run in runs]
+            buckets[bucket] = [_row(run, packs) for run in runs]
     return StoreBody(*facts.counters, b"" if is_new else None, list(packs), buckets, gone)
 
 
-def _run_body(run: Facts, packs: dict[str, int]) -> RunBody:
-    order, rows, keys, nbytes, charge, min_ts, max_ts, base, pack, slot = run
-    if min(slot, rows, keys, nbytes, charge) < 0:  # never write what `apply_body` would refuse
+def _row(run: Facts, packs: dict[str, int]) -> Row:
+    pack, slot = run[PACK:]
+    if min(slot, *run[1:5]) < 0:  # never write what `apply_body` would refuse
         raise InvalidError(
-            f"slot {slot} of {pack}: a run of {rows} rows, {nbytes} bytes, charge {charge} cannot be"
+            f"slot {slot} of {pack}: a run with {run[1:5]} rows, keys, bytes and charge cannot be"
         )
-    number = packs.setdefault(pack, len(packs))
-    return RunBody(order, rows, keys, nbytes, charge, min_ts, max_ts, base, number, slot)
+    return (*run[:PACK], packs.setdefault(pack, len(packs)), slot)
 
 
 def body_of(snapshot: Snapshot, changes: Changes, **head: Any) -> Body:
@@ -322,19 +298,12 @@ def _apply_store(body: Body, name: str, changed: StoreBody, snapshot: Snapshot) 
     for bucket in changed.gone:
         cells.pop(bucket, None)
     for bucket, runs in changed.buckets.items():
-        for run in runs:
-            sizes = (run.slot, run.rows, run.keys, run.nbytes, run.charge)
-            if not 0 <= run.pack < len(changed.packs) or min(sizes) < 0:
-                why = f"a run of bucket {bucket} of store {name} has no pack, or a size below 0"
-                raise damaged(MANIFEST, body.name, why, None)
-        cells[bucket] = tuple(_facts_of(run, changed.packs[run.pack]) for run in runs)
+        if any(not 0 <= run[PACK] < len(changed.packs) or min(run[-1], *run[1:5]) < 0 for run in runs):
+            why = f"a run of bucket {bucket} of store {name} has no pack, or a size below 0"
+            raise damaged(MANIFEST, body.name, why, None)
+        cells[bucket] = tuple((*run[:PACK], changed.packs[run[PACK]], run[-1]) for run in runs)
     counters = (changed.fingerprint, changed.next_seq, changed.next_order)
     snapshot.stores[name] = StoreFacts(counters, cells)
-
-
-def _facts_of(run: RunBody, pack: str) -> Facts:
-    numbers = (run.order, run.rows, run.keys, run.nbytes, run.charge, run.min_ts, run.max_ts)
-    return (*numbers, run.base, pack, run.slot)
 
 
 def entries_of(cells: Cells) -> list[RunEntry]:
@@ -342,19 +311,9 @@ def entries_of(cells: Cells) -> list[RunEntry]:
     entries = []
     for bucket, runs in sorted(cells.items()):
         for order, rows, keys, nbytes, charge, min_ts, max_ts, base, pack, slot in runs:
+            stored = StoredRef(pack, slot, nbytes)
             entries.append(
-                RunEntry(
-                    bucket=bucket,
-                    order=order,
-                    rows=rows,
-                    keys=keys,
-                    nbytes=nbytes,
-                    charge=charge,
-                    min_ts=min_ts,
-                    max_ts=max_ts,
-                    base=base,
-                    stored=StoredRef(pack, slot, nbytes),
-                )
+                RunEntry(bucket, order, rows, keys, nbytes, charge, min_ts, max_ts, base, None, stored)
             )
     return entries
 
@@ -399,29 +358,6 @@ class _Written:
     changes: Changes
 
 
-@dataclass(frozen=True, slots=True)
-class _Sealed:
-    """A file about to be put, and how many checkpoints it covers."""
-
-    content: bytes
-    span: int
-
-
-class ManifestFiles:
-    """Manifest files, each read once: the chains of neighbouring checkpoints share most of theirs."""
-
-    def __init__(self, backend: StorageBackend) -> None:
-        self.backend = backend
-        self._read: dict[tuple[str, Link], tuple[Body, int]] = {}
-
-    def read(self, task: str, wanted: Link) -> tuple[Body, int]:
-        """One file and its size, checked."""
-        known = self._read.get((task, wanted))
-        if known is None:
-            known = self._read[task, wanted] = read_body(self.backend, task, wanted)
-        return known
-
-
 class ManifestChain:
     """The manifests of one task that the next one may build on: a full one and the deltas after it."""
 
@@ -430,6 +366,11 @@ class ManifestChain:
         self._task = task
         self._links: list[_Written] = []
         self._newest = Snapshot()
+
+    @property
+    def newest_bytes(self) -> int:
+        """The size of the newest manifest."""
+        return self._links[-1].size
 
     def names(self) -> list[str]:
         """The objects the next manifest may build on: garbage collection in a live process must keep them."""
@@ -454,10 +395,10 @@ class ManifestChain:
             )
         name = manifest_name(manifest.task, manifest.number, unique)
         after, changes = self._compare(manifest, touched or {})
-        links, sealed, changes = self._choose(manifest.number, name, after, changes)
-        self._backend.put(name, [sealed.content])
-        link = Link(name, digest_of(sealed.content), manifest.number)
-        self._links = [*links, _Written(link, sealed.span, len(sealed.content), changes)]
+        links, span, content, changes = self._choose(manifest.number, name, after, changes)
+        self._backend.put(name, [content])
+        link = Link(name, digest_of(content), manifest.number)
+        self._links = [*links, _Written(link, span, len(content), changes)]
         self._newest = after
         return Token(
             kind=self._backend.kind,
@@ -493,26 +434,25 @@ class ManifestChain:
 
     def _choose(
         self, number: int, name: str, after: Snapshot, changes: Changes
-    ) -> tuple[list[_Written], _Sealed, Changes]:
-        """The links that stay, the new file, and what it says is changed."""
+    ) -> tuple[list[_Written], int, bytes, Changes]:
+        """The links that stay; the new file's span and content; and what it says is changed."""
         links, span, union = list(self._links), 1, Changes()
         union.add(changes)
         while len(links) > 1 and links[-1].span <= span:  # M1
             replaced = links.pop()
             span += replaced.span
             union.add(replaced.changes)
+        head = {"name": name, "task": self._task, "number": number}
         if links and len(links) < MAX_CHAIN:
-            head = {"name": name, "task": self._task, "number": number, "span": span}
-            delta = _Sealed(seal(MANIFEST, body_of(after, union, base=links[-1].link, **head)), span)
-            if 2 * len(delta.content) < links[0].size:  # M2
-                return links, delta, union
-        head = {"name": name, "task": self._task, "number": number, "span": 0}
-        return [], _Sealed(seal(MANIFEST, body_of(after, everything(after), base=None, **head)), 0), Changes()
+            delta = seal(MANIFEST, body_of(after, union, base=links[-1].link, span=span, **head))
+            if 2 * len(delta) < links[0].size:  # M2
+                return links, span, delta, union
+        return [], 0, seal(MANIFEST, body_of(after, everything(after), base=None, span=0, **head)), Changes()
 
     @classmethod
     def load(cls, backend: StorageBackend, token: Token) -> tuple[ManifestChain, Manifest]:
         """The checkpoint's manifest, and a chain that continues from it. Nothing missing is skipped."""
-        chain = cls.follow(ManifestFiles(backend), token)
+        chain = cls.follow(backend, token, partial(read_body, backend))
         newest = chain._newest
         stores = {
             name: StoreState(*facts.counters, entries_of(facts.cells))
@@ -521,17 +461,19 @@ class ManifestChain:
         return chain, Manifest(token.task, token.number, stores, dict(newest.extras))
 
     @classmethod
-    def follow(cls, files: ManifestFiles, token: Token) -> ManifestChain:
-        """The chain that ends at the checkpoint."""
+    def follow(
+        cls, backend: StorageBackend, token: Token, read: Callable[[str, Link], tuple[Body, int]]
+    ) -> ManifestChain:
+        """The chain that ends at the checkpoint; `read` gets one file and its size, checked."""
         found: list[tuple[Link, Body, int]] = []
         wanted: Link | None = Link(token.manifest, token.digest, token.number)
         while wanted is not None:
             if len(found) > MAX_CHAIN:
                 raise damaged(MANIFEST, token.manifest, f"it builds on more than {MAX_CHAIN} others", None)
-            body, size = files.read(token.task, wanted)
+            body, size = read(token.task, wanted)
             found.append((wanted, body, size))
             wanted = body.base
-        chain = cls(files.backend, token.task)
+        chain = cls(backend, token.task)
         for link, body, size in reversed(found):
             changes = apply_body(body, chain._newest)
             chain._links.append(_Written(link, body.span, size, changes))
@@ -568,27 +510,13 @@ def _compare_cells(
 _OF_A_TASK = re.compile(r".+/(packs/[^/]+/[^/]*\.pack[^/]*|manifests/[^/]*\.manifest[^/]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class GarbageReport:
-    """The result of a collection. With `dry_run`, `removed` is what would be removed."""
+class GarbageReport(NamedTuple):
+    """The result of a collection: names of objects (with `dry_run`, what would be removed), and how many stay."""
 
-    task: str
-    dry_run: bool
-    kept: int
-    kept_bytes: int
-    young: int
-    young_bytes: int
     removed: tuple[str, ...]
-    removed_bytes: int
     failed: tuple[str, ...]
-
-    def __str__(self) -> str:
-        verb = "would remove" if self.dry_run else "removed"
-        failed = f", {len(self.failed)} could not be removed (try again)" if self.failed else ""
-        return (
-            f"{self.task}: {verb} {len(self.removed)} objects ({self.removed_bytes} bytes), kept {self.kept} "
-            f"({self.kept_bytes} bytes) and {self.young} too young to judge{failed}"
-        )
+    kept: int
+    young: int
 
 
 def collect_garbage(
@@ -608,36 +536,33 @@ def collect_garbage(
     for token in tokens:
         token.check(backend, task)
     named = {*keep, *reachable(backend, *tokens)}
-    kept, young, orphans = [], [], []
+    kept, young, orphans = 0, 0, list[str]()
     for found in backend.list(task_prefix(task)):
-        if not belongs_to(task, found.name):
-            continue
-        if found.name in named:
-            kept.append(found)
-        elif now_ms - found.modified_ms < grace_ms:
-            young.append(found)
-        else:
-            orphans.append(found)
-    removed, failed = _remove(backend, orphans, dry_run=dry_run)
-    return GarbageReport(
-        task=task,
-        dry_run=dry_run,
-        kept=len(kept),
-        kept_bytes=sum(each.size for each in kept),
-        young=len(young),
-        young_bytes=sum(each.size for each in young),
-        removed=tuple(each.name for each in removed),
-        removed_bytes=sum(each.size for each in removed),
-        failed=tuple(each.name for each in failed),
-    )
+        if belongs_to(task, found.name):
+            is_young = now_ms - found.modified_ms < grace_ms
+            if found.name in named:
+                kept += 1
+            elif is_young:
+                young += 1
+            else:
+                orphans.append(found.name)
+    removed, failed = [], []
+    for orphan in sorted(orphans, key=lambda name: ("/packs/" in name, name)):  # first the manifests
+        try:
+            if not dry_run:
+                backend.delete(orphan)
+            removed.append(orphan)
+        except UnavailableError:
+            failed.append(orphan)
+    return GarbageReport(tuple(removed), tuple(failed), kept, young)
 
 
 def reachable(backend: StorageBackend, *tokens: Token) -> set[str]:
     """Every object the checkpoints need: their manifests, those they build on, and their packs. Reads no pack."""
     named: set[str] = set()
-    files = ManifestFiles(backend)
+    read = cache(partial(read_body, backend))  # chains of neighbouring checkpoints share most of their files
     for token in tokens:
-        chain = ManifestChain.follow(files, token)
+        chain = ManifestChain.follow(backend, token, read)
         named.update(chain.names(), chain.packs())
     return named
 
@@ -645,21 +570,3 @@ def reachable(backend: StorageBackend, *tokens: Token) -> set[str]:
 def is_task_object(name: str) -> bool:
     """Whether an object is a pack or a manifest of some task, whole or half written."""
     return _OF_A_TASK.fullmatch(name) is not None
-
-
-def _remove(
-    backend: StorageBackend, orphans: list[ObjectInfo], *, dry_run: bool
-) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
-    # Manifests first, so that none is left that names a deleted pack.
-    ordered = sorted(orphans, key=lambda each: ("/packs/" in each.name, each.name))
-    if dry_run:
-        return ordered, []
-    removed, failed = [], []
-    for orphan in ordered:
-        try:
-            backend.delete(orphan.name)
-        except UnavailableError:
-            failed.append(orphan)
-        else:
-            removed.append(orphan)
-    return removed, failed

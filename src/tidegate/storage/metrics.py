@@ -1,22 +1,20 @@
 """The metrics of storage: every gauge and counter of a worker, by name.
 
-Components report each operation once, through the methods of `StorageStats`. Gauges are read from their owners on
-demand: `refresh` calls each watched owner, and `snapshot` refreshes first.
+Components count each operation once, with the methods of `StorageStats`; `snapshot` reads gauges from their owners.
 
 Safe from any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from tidegate.metrics import Instrument, Metrics
-from tidegate.storage.maintenance.retirement import BatchPins, BatchRetirementQueue, PackUse
-from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.storage.memory.pool import HotRuns, WorkerMemoryPool
-from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
-from tidegate.storage.state_cache import StateCache
+from tidegate.storage.memory.scratch import Scratch
+
+if TYPE_CHECKING:
+    from tidegate.storage.parts import StorageParts, TaskStorage
 
 PREFIX = "tidegate_storage_"
 
@@ -91,8 +89,7 @@ class StorageStats:
     """The metrics of one worker's storage."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._watched: list[Callable[[], None]] = []
-        self._tasks: dict[str, Callable[[], None]] = {}
+        self._looks: dict[str, Callable[[], None]] = {}  # by task, and "" for the worker's own
         self._all: dict[str, Instrument] = {}
         for name, summary in _OF_TASK.items():
             self._all[name] = metrics.counter(f"{PREFIX}{name}_total", summary, ("task",))
@@ -101,161 +98,78 @@ class StorageStats:
         for name, (summary, labels) in _GAUGES.items():
             self._all[name] = metrics.gauge(f"{PREFIX}{name}", summary, labels)
 
-    # what happened
-
-    def appended(self, task: str, *, rows: int, nbytes: int) -> None:
-        self._count(task, appended_rows=rows, appended_bytes=nbytes)
-
-    def pruned(self, task: str, *, rows: int, nbytes: int) -> None:
-        self._count(task, pruned_rows=rows, pruned_bytes=nbytes)
-
-    def loaded(self, task: str, runs: int, nbytes: int) -> None:
-        """Count runs that a reader loaded from the backend."""
-        self._count(task, loads=1, loaded_runs=runs, loaded_bytes=nbytes)
-
-    def dumped(self, task: str, *, runs: int, nbytes: int, ms: int, packs: int = 1) -> None:
-        """Count written packs."""
-        self._count(task, dump_calls=packs, dump_runs=runs, dump_bytes=nbytes, dump_seconds=ms / 1000)
-
-    def compacted(self, task: str, *, runs: int, nbytes: int, ms: int = 0) -> None:
-        self._count(
-            task, compact_published=1, compact_runs=runs, compact_bytes=nbytes, compact_seconds=ms / 1000
-        )
-
-    def rehydrated(self, task: str, *, runs: int, nbytes: int, ms: int = 0) -> None:
-        self._count(
-            task,
-            rehydrate_published=1,
-            rehydrate_runs=runs,
-            rehydrate_bytes=nbytes,
-            rehydrate_seconds=ms / 1000,
-        )
-
-    def repacked(self, task: str, *, runs: int, nbytes: int) -> None:
-        self._count(task, repack_runs=runs, repack_bytes=nbytes)
-
-    def evicted(self, task: str, *, keys: int, nbytes: int, retried: int = 0) -> None:
-        self._count(task, evicted_keys=keys, evicted_bytes=nbytes, eviction_retries=retried)
-
-    def relieved(self, task: str, *, need: int, freed: int, short: int | None = None) -> None:
-        """Memory was relieved; `short` is what is still above the target, at least what was not freed."""
-        missed = max(0, need - freed) if short is None else short
-        self._count(
-            task,
-            pressure_runs=1,
-            pressure_needed_bytes=need,
-            pressure_freed_bytes=freed,
-            pressure_short=int(missed > 0),
-        )
+    def count(self, task: str, **amounts: float) -> None:
+        """Add to counters of a task (`_OF_TASK`)."""
+        for name, amount in amounts.items():
+            self._all[name].add(amount, task=task)
 
     def lost(self, task: str, operation: str) -> None:
         """Count a publish that lost its compare-and-swap, so that its work was discarded."""
         self._all["lost"].add(1, task=task, operation=operation)
 
-    def deleted(self, task: str, *, packs: int, failed: int) -> None:
-        self._count(task, deleted_packs=packs, failed_deletes=failed)
-
-    def checkpointed(self, task: str, *, packs: int, ms: int, nbytes: int = 0) -> None:
-        self._count(
-            task, checkpoints=1, checkpoint_packs=packs, checkpoint_bytes=nbytes, checkpoint_seconds=ms / 1000
-        )
-
-    def restored(self, task: str, *, ms: int = 0) -> None:
-        self._count(task, restores=1, restore_seconds=ms / 1000)
-
     def overloaded(self, task: str, reason: str | None) -> None:
         """Count a wait that ended in an error."""
         self._all["overloads"].add(1, task=task, reason=reason or "other")
 
-    def failed(self, task: str) -> None:
-        """Count an error that stopped the task's maintenance."""
-        self._count(task, maintenance_failures=1)
-
-    def retried(self, task: str) -> None:
-        """Count an unreachable backend; background maintenance tries again at its next turn."""
-        self._count(task, maintenance_retries=1)
-
-    # what is
-
-    def watch(self, look: Callable[[], None]) -> None:
-        """Call `look` at each refresh; it sets gauges (`set`)."""
-        self._watched.append(look)
-
-    def set(self, name: str, value: float, **labels: object) -> None:
-        """Set one gauge."""
-        self._all[name].set(value, **labels)
-
-    def refresh(self) -> None:
-        """Update the gauges."""
-        for look in (*self._watched, *list(self._tasks.values())):
-            look()
-
     def snapshot(self) -> Readings:
-        """Refresh and return all present values."""
-        self.refresh()
+        """Update the gauges and return all present values."""
+        for look in list(self._looks.values()):
+            look()
         return {
             name: {tuple(sample.labels.values()): sample.value for sample in instrument.samples()}
             for name, instrument in self._all.items()
         }
 
-    def watch_memory(
-        self, pool: WorkerMemoryPool, backlog: BacklogBudget, scratch: ScratchLimiter, *caches: HotRuns
-    ) -> None:
+    def watch_memory(self, parts: StorageParts) -> None:
         """Read the gauges of memory, backlog and scratch from these."""
+        pool, backlog, scratch = parts.pool, parts.backlog, parts.scratch
 
         def look() -> None:
-            self.set("pool_bytes", pool.total)
-            self.set("pool_limit_bytes", pool.limit)
-            self.set("backlog_bytes", backlog.used)
-            self.set("backlog_limit_bytes", backlog.limit)
+            self._set("pool_bytes", pool.total)
+            self._set("pool_limit_bytes", pool.limit)
+            self._set("backlog_bytes", backlog.used)
+            self._set("backlog_limit_bytes", backlog.limit)
             for what, waiting, waited in (
                 ("memory", pool.waiting, pool.waits),
                 ("backlog", backlog.waiting, backlog.waits),
             ):
-                self.set("waiting", waiting, what=what)
-                self.set("waited", waited, what=what)
+                self._set("waiting", waiting, what=what)
+                self._set("waited", waited, what=what)
             for kind in Scratch:
-                self.set("scratch_in_use", scratch.in_use(kind), kind=kind)
-                self.set("waiting", scratch.waiting(kind), what=f"{kind} scratch")
+                self._set("scratch_in_use", scratch.in_use(kind), kind=kind)
+                self._set("waiting", scratch.waiting(kind), what=f"{kind} scratch")
             for task, tenants in pool.ledger().items():
                 for tenant, nbytes in tenants.items():
-                    self.set("hot_bytes", nbytes, task=task, tenant=tenant)
-                for cache in caches:
-                    self.set("hot_runs", cache.count(task), task=task, tenant=cache.tenant)
+                    self._set("hot_bytes", nbytes, task=task, tenant=tenant)
+                for cache in (parts.write_buffer, parts.base_runs):
+                    self._set("hot_runs", cache.count(task), task=task, tenant=cache.tenant)
 
-        self.watch(look)
+        self._looks[""] = look
 
-    def watch_task(
-        self,
-        task: str,
-        pins: BatchPins,
-        retirement: BatchRetirementQueue,
-        use: PackUse,
-        states: Callable[[], Iterable[StateCache[Any]]],
-    ) -> None:
+    def watch_task(self, storage: TaskStorage) -> None:
         """Read the gauges of one task from these, until `forget_task`."""
+        task, parts = storage.task, storage.parts
 
         def look() -> None:
-            self.set("open_leases", pins.open_leases(task), task=task)
-            self.set("reclaimable_bytes", use.reclaimable(task), task=task)
-            for why, packs in retirement.waiting(task)._asdict().items():
-                self.set("retired_packs", packs, task=task, why=why)
-            for cache in states():
+            self._set("open_leases", parts.pins.open_leases(task), task=task)
+            self._set("reclaimable_bytes", parts.use.reclaimable(task), task=task)
+            for why, packs in parts.retirement.waiting(task).items():
+                self._set("retired_packs", packs, task=task, why=why)
+            for cache in storage.handles():
                 place = {"task": task, "namespace": cache.namespace}
-                self.set("state_values", len(cache), **place)
-                self.set("state_dirty", cache.dirty, **place)
-                self.set("state_loads", cache.loads, **place)
-                self.set("state_flushed", cache.flushed, **place)
+                self._set("state_values", len(cache), **place)
+                self._set("state_dirty", cache.dirty, **place)
+                self._set("state_loads", cache.loads, **place)
+                self._set("state_flushed", cache.flushed, **place)
 
-        self._tasks[task] = look
+        self._looks[task] = look
 
     def forget_task(self, task: str) -> None:
         """Remove the gauges of a task that left the worker; its counters stay."""
-        self._tasks.pop(task, None)
+        self._looks.pop(task, None)
         for name, (_, labels) in _GAUGES.items():
             if "task" in labels:
                 self._all[name].forget(task=task)
 
-    def _count(self, task: str, **amounts: float) -> None:
-        for name, amount in amounts.items():
-            self._all[name].add(amount, task=task)
+    def _set(self, name: str, value: float, **labels: object) -> None:
+        self._all[name].set(value, **labels)

@@ -6,15 +6,14 @@
     trailer   32 bytes: position and length of the foot u64, 0 u32, CRC-32C of the 20 bytes before u32, magic
 
 P2  every byte is covered by exactly one check: trailer, foot and head when the pack is opened (padding after the
-    head included), a slot with its padding when it is first read. The slots are contiguous from the head to the foot,
-    so truncation, extension and moves are detected.
+    head included), a slot with its padding when it is first read.
 P3  no byte of a slot is passed to Arrow before its checksum was verified. A damaged slot is refused with its position;
     the others stay readable.
 P4  head and foot repeat the task and store, so a valid file in the wrong place is refused.
 O1  a verified slot is not verified again while this process may trust its file: a pack never changes.
 O2  a damaged local copy of a remote pack is downloaded again; damage of the pack itself is an error.
 
-Thread rule: a `PackWriter` has one owner; a `PackReader` and a `PackCache` may be shared between threads and tasks.
+Thread rule: a `PackReader` and a `PackCache` may be shared between threads and tasks.
 """
 
 from __future__ import annotations
@@ -87,73 +86,48 @@ class Foot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 # -- writing -------------------------------------------------------------------------------------
 
 
-class PackWriter:
-    """Collects runs of one store and one time segment into the parts of a pack, without copying them."""
+class NewPack(NamedTuple):
+    """A pack to be written: runs of one store and one time segment."""
 
-    def __init__(self, task: str, spec: StoreSpec, segment: int, name: str) -> None:
-        check_storable(spec.rows)
-        self._spec = spec
-        self._head = Head(task, spec.name, segment, name)
-        sealed = seal(HEAD, self._head)
-        if len(sealed) > MAX_HEAD_BYTES:
-            raise InvalidError(f"task id and store name of {name} are too long to be stored")
-        self._parts: list[Part] = [sealed + bytes(padding(len(sealed)))]
-        self._position = len(sealed) + padding(len(sealed))
-        self._slots: list[Slot] = []
+    spec: StoreSpec
+    segment: int
+    runs: Sequence[Run]
+    name: str
 
-    @property
-    def size(self) -> int:
-        """The bytes so far, without the foot."""
-        return self._position
 
-    def add(self, run: Run) -> int:
-        """Add a run; returns its slot number."""
-        spec, segment = self._spec, self._head.segment
+def pack_parts(task: str, pack: NewPack) -> tuple[list[Part], list[StoredRef]]:
+    """The parts of a pack, which share the runs' memory, and the reference of each run."""
+    spec, segment, runs, name = pack
+    check_storable(spec.rows)
+    if not 0 < len(runs) <= MAX_SLOTS:
+        raise InvalidError(f"{name}: a pack needs at least one run and holds at most {MAX_SLOTS}")
+    head = Head(task, spec.name, segment, name)
+    sealed = seal(HEAD, head)
+    if len(sealed) > MAX_HEAD_BYTES:
+        raise InvalidError(f"task id and store name of {name} are too long to be stored")
+    parts: list[Part] = [sealed + bytes(padding(len(sealed)))]
+    position = len(sealed) + padding(len(sealed))
+    slots: list[Slot] = []
+    for run in runs:
         if spec.segment_of(run.bucket) != segment:
             raise InvalidError(
                 f"a run of bucket {run.bucket} does not belong into a pack of time segment {segment}"
             )
         if not run.rows.schema.equals(spec.rows):
             raise InvalidError(f"a run of store {spec.name} has columns {run.rows.schema}, not {spec.rows}")
-        if len(self._slots) == MAX_SLOTS:
-            raise InvalidError(f"{self._head.name} is full with {MAX_SLOTS} runs; start another pack")
-        parts = slot_parts(run)
         crc = length = 0
-        for part in parts:
+        for part in slot_parts(run):
             view = view_of(part).toreadonly()
             crc = crc32c(view, crc)
             length += view.nbytes
-        self._parts += parts
+            parts.append(part)
         bounds = (run.min_ts, run.max_ts) if run.row_count else (0, 0)
-        self._slots.append(
-            Slot(self._position, length, crc, run.bucket, run.row_count, run.key_count, *bounds)
-        )
-        self._position += length
-        return len(self._slots) - 1
-
-    def finish(self) -> list[Part]:
-        """Return the pack's parts, in order, for `backend.put`; they share the runs' memory."""
-        columns = self._spec.rows.serialize().to_pybytes()
-        foot = seal(FOOT, Foot(self._head, self._spec.fingerprint, columns, self._slots))
-        place = _PLACE.pack(self._position, len(foot), 0)
-        return [*self._parts, foot, place + struct.pack("<I8s", crc32c(place), END)]
-
-
-def write_pack(
-    backend: StorageBackend, task: str, spec: StoreSpec, segment: int, runs: Iterable[Run], name: str
-) -> list[StoredRef]:
-    """Put one pack; returns the reference of each run, in the given order."""
-    (refs,) = write_packs(backend, task, [NewPack(spec, segment, list(runs), name)])
-    return refs
-
-
-class NewPack(NamedTuple):
-    """A pack to be written."""
-
-    spec: StoreSpec
-    segment: int
-    runs: Sequence[Run]
-    name: str
+        slots.append(Slot(position, length, crc, run.bucket, run.row_count, run.key_count, *bounds))
+        position += length
+    foot = seal(FOOT, Foot(head, spec.fingerprint, spec.rows.serialize().to_pybytes(), slots))
+    place = _PLACE.pack(position, len(foot), 0)
+    parts += [foot, place + struct.pack("<I8s", crc32c(place), END)]
+    return parts, [StoredRef(name, number, run.nbytes) for number, run in enumerate(runs)]
 
 
 def write_packs(
@@ -163,16 +137,12 @@ def write_packs(
     refs: list[list[StoredRef]] = []
 
     def made() -> Iterator[tuple[str, list[Part]]]:
-        for pack in packs:
-            writer = PackWriter(task, pack.spec, pack.segment, pack.name)
-            refs.append([StoredRef(pack.name, writer.add(run), run.nbytes) for run in pack.runs])
-            if not refs[-1]:
-                raise InvalidError(f"{pack.name}: a pack needs at least one run")
-            yield pack.name, writer.finish()
+        for pack in packs:  # one by one: checksummed bytes are still in the processor's cache
+            parts, stored = pack_parts(task, pack)
+            refs.append(stored)
+            yield pack.name, parts
 
-    put_all(
-        backend, made(), at_once=at_once
-    )  # one by one: checksummed bytes are still in the processor's cache
+    put_all(backend, made(), at_once=at_once)
     return refs
 
 
@@ -189,13 +159,8 @@ class PackReader:
         self.foot, self._version = _open(self._pack, name)
         self._owner: tuple[str, StoreSpec] | None = None
         self._earlier: EarlierShape | None = None  # the store's columns when this pack was written, if others
-        self._verified: set[int] = set() if verified is None else verified
+        self.verified: set[int] = set() if verified is None else verified
         self._runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
-
-    @property
-    def verified(self) -> set[int]:
-        """The slots verified so far."""
-        return self._verified
 
     def check(self, task: str, spec: StoreSpec) -> None:
         """Raise for a pack of another task or store, and for a store whose declaration changed."""
@@ -223,7 +188,7 @@ class PackReader:
             raise damaged(HEAD, self.name, f"slot {number} is asked for, and it has {slots}", None)
         slot = self.foot.slots[number]
         content = self._pack.slice(slot.position, slot.length)
-        checked = number in self._verified
+        checked = number in self.verified
         if not checked and (crc := crc32c(content)) != slot.crc:
             why = f"its CRC-32C is {crc:08x} and the pack says {slot.crc:08x}"
             raise self._bad_slot(number, slot, why)
@@ -239,7 +204,7 @@ class PackReader:
             raise self._bad_slot(number, slot, f"it holds {run.row_count} rows of bucket {run.bucket}")
         if not checked and run.row_count and (run.min_ts, run.max_ts) != (slot.min_ts, slot.max_ts):
             raise self._bad_slot(number, slot, f"its rows are from {run.min_ts} to {run.max_ts}")
-        self._verified.add(number)
+        self.verified.add(number)
         if self._earlier is not None:
             run = Run(run.bucket, run.directory, self._earlier.grow(run.rows))
         self._runs[number] = run

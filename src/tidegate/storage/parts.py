@@ -14,13 +14,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.clock import Clock
 from tidegate.errors import ConflictError, CorruptError, InternalError, InvalidError, UnavailableError
 from tidegate.randomness import Randomness
+from tidegate.scheduling import Scheduled
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.sealed import pack_name
 from tidegate.storage.config import StorageConfig
@@ -32,7 +31,7 @@ from tidegate.storage.index import (
     StoredRef,
     Tenant,
 )
-from tidegate.storage.maintenance.operations import BucketLocks
+from tidegate.storage.maintenance.operations import BucketLocks, Operation
 from tidegate.storage.maintenance.retirement import BatchPins, BatchRetirementQueue, CheckpointHolds, PackUse
 from tidegate.storage.manifest import ManifestChain, StoreState
 from tidegate.storage.memory.backlog import BacklogBudget
@@ -42,11 +41,12 @@ from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.metrics import StorageStats
 from tidegate.storage.pack import NewPack, PackCache, write_packs
 from tidegate.storage.runs.run import Run
-from tidegate.storage.spec import Cursor, StoreSpec
-from tidegate.storage.state import NamedValues, StateCaches
+from tidegate.storage.spec import StoreSpec
+from tidegate.storage.state import NamedValues, StateCodec, StateHandle, Value
 
 if TYPE_CHECKING:
     from tidegate.storage.memory.key_lru import KeyLru
+    from tidegate.storage.state_store import StateStore
 
 
 # -- tasks -------------------------------------------------------------------------------------------
@@ -58,6 +58,7 @@ STATE_PREFIX = "state."
 class AttachedStore:
     """One store of a task, with the writer's next row number."""
 
+    task: TaskStorage = field(repr=False)
     state: BucketIndexState
     next_seq: int = 0
     hot_buckets: int = 2  # the newest buckets, which periodic maintenance skips
@@ -66,6 +67,15 @@ class AttachedStore:
     @property
     def spec(self) -> StoreSpec:
         return self.state.index.spec
+
+    def newest_buckets(self) -> list[int]:
+        """Ascending starts of the newest `hot_buckets` buckets."""
+        return self.state.index.all_buckets()[-self.hot_buckets :] if self.hot_buckets else []
+
+    def cold(self, buckets: Sequence[int]) -> list[int]:
+        """Those of the buckets that are older than the newest ones."""
+        newest = self.newest_buckets()
+        return [bucket for bucket in buckets if not newest or bucket < newest[0]]
 
 
 class Mark(NamedTuple):
@@ -91,16 +101,27 @@ class LastCheckpoint:
 
 
 @dataclass(slots=True)
+class Upkeep:
+    """The background jobs and the unfinished inline pass of one task."""
+
+    jobs: list[Scheduled] = field(default_factory=list)
+    working: threading.Lock = field(default_factory=threading.Lock)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    inline: Operation[None] | None = None
+    overrun_ms: int = 0  # what inline passes took beyond their budgets so far
+
+
+@dataclass(slots=True)
 class TaskStorage:
     """One task of the worker."""
 
+    parts: StorageParts = field(repr=False)
     task: str
     key_lru: KeyLru
     chain: ManifestChain
     named: NamedValues
     stores: dict[str, AttachedStore] = field(default_factory=dict)
     restored: dict[str, StoreState] = field(default_factory=dict)  # of the last restore, not attached yet
-    cursors: dict[str, Cursor | None] = field(default_factory=dict)  # the highest of each restored store
     number: int = 0  # of the last checkpoint
     retained: list[int] = field(default_factory=list)  # checkpoints whose objects are held, oldest first
     is_measured: bool = True  # whether the file sizes of restored packs were read (dead bytes)
@@ -108,7 +129,9 @@ class TaskStorage:
     last_checkpoint: LastCheckpoint | None = field(default_factory=LastCheckpoint)
     unnamed_since_ms: int | None = None  # when the first pack was stored that no checkpoint names yet
     failure: BaseException | None = None
+    upkeep: Upkeep = field(default_factory=Upkeep)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    _handles: dict[str, StateHandle[Any]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise the error that stopped the task, if any."""
@@ -142,6 +165,68 @@ class TaskStorage:
             if self.failure is None:
                 self.failure = error
 
+    def drop_hot(self, copies: Iterable[HotCopy]) -> int:
+        """Drop hot copies; returns the pool bytes freed, 0 for copies already dropped."""
+        return sum(self.parts.cache_of(hot.tenant).remove(self.task, hot) for hot in copies)
+
+    # -- stored runs -----------------------------------------------------------------------------
+
+    def load_all(self, spec: StoreSpec, entries: Sequence[RunEntry]) -> list[Run]:
+        """Return whole runs, from memory if complete there, else from their packs (which must be pinned)."""
+        refs = []
+        for entry in entries:
+            if entry.stored is None and not entry.is_hot:
+                raise InternalError(
+                    f"the run of order {entry.order} in bucket {entry.bucket} of {self.task}/{spec.name} has neither "
+                    "a stored copy nor a complete hot one; restore the task from its last checkpoint"
+                )
+            if entry.stored is not None and not entry.is_hot:
+                refs.append(entry.stored)
+        stored = self.parts.packs.load_all(self.task, spec, refs)
+        return [entry.hot_run or next(stored) for entry in entries]
+
+    def store_all(self, segments: Sequence[tuple[StoreSpec, int, Sequence[Run]]]) -> list[list[StoredRef]]:
+        """Write a new pack for the runs of each (store, time segment), all durable together.
+
+        They count as live until `retire`.
+        """
+        unique = self.parts.randomness.uuid
+        packs = [
+            NewPack(spec, segment, runs, pack_name(self.task, spec.name, segment, unique().hex))
+            for spec, segment, runs in segments
+        ]
+        started = self.parts.clock.monotonic_ms()
+        at_once = self.parts.config.load_io_parallelism if self.parts.backend.is_remote else 1
+        try:
+            refs = write_packs(self.parts.backend, self.task, packs, at_once=at_once)
+        except ConflictError:
+            raise  # the name belongs to another object: do not retire it
+        except BaseException:
+            # A put may have succeeded although it raised: its object must not be left behind.
+            self.parts.retirement.retire(self.task, [pack.name for pack in packs])
+            raise
+        self.note_unnamed(started)
+        for stored in refs:
+            self.parts.use.add(self.task, stored)
+        self.parts.stats.count(
+            self.task,
+            dump_calls=len(refs),
+            dump_runs=sum(map(len, refs)),
+            dump_bytes=sum(ref.nbytes for stored in refs for ref in stored),
+            dump_seconds=self.parts.ms_since(started) / 1000,
+        )
+        return refs
+
+    def retire(self, refs: Iterable[StoredRef]) -> None:
+        """Remove stored runs from the live counts; a pack without live runs is queued for deletion."""
+        unused = self.parts.use.remove(self.task, refs)
+        if unused and self.parts.config.deletes:
+            self.parts.retirement.retire(self.task, unused)
+        elif unused:  # its master's from now on: nothing is to be known of it here
+            for pack in unused:
+                self.parts.packs.forget(pack)
+            self.parts.use.forget(self.task, unused)
+
     def note_unnamed(self, stored_ms: int) -> None:
         """Note that a pack stored at this time is live and not yet in a checkpoint."""
         since_ms = self.unnamed_since_ms
@@ -165,43 +250,39 @@ class TaskStorage:
         if found is not None and not store.startswith(STATE_PREFIX):
             found.cold_reads.note(buckets)
 
+    def handle(self, namespace: str, codec: StateCodec[Value]) -> StateHandle[Value]:
+        """The task's state of this name, which the first call creates."""
+        if not namespace or "/" in namespace:
+            raise InvalidError(
+                f"state namespace {namespace!r} of task {self.task}: use a non-empty name without '/'"
+            )
+        with self.lock:
+            found = self._handles.get(namespace)
+            if found is None:
+                found = self._handles[namespace] = StateHandle(self, namespace, codec)
+            elif type(found.codec) is not type(codec):
+                raise InvalidError(
+                    f"state {namespace} of task {self.task} is open with {type(found.codec).__name__} and asked for "
+                    f"with {type(codec).__name__}: use one codec, or another namespace"
+                )
+            return found
+
+    def handles(self) -> list[StateHandle[Any]]:
+        """All states by key, by namespace."""
+        with self.lock:
+            return [self._handles[name] for name in sorted(self._handles)]
+
     def attached(self) -> list[AttachedStore]:
         """All stores by name, those of state blobs included."""
         with self.lock:
             return [self.stores[name] for name in sorted(self.stores)]
 
 
-class Tasks:
+class Tasks(dict[str, TaskStorage]):
     """All tasks of the worker, by id. Safe from any thread."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tasks: dict[str, TaskStorage] = {}
-
-    def get(self, task: str) -> TaskStorage:
-        found = self._tasks.get(task)
-        if found is None:
-            raise InvalidError(
-                f"task {task!r} has no storage here: attach a state or apply a checkpoint first"
-            )
-        return found
-
-    def find(self, task: str) -> TaskStorage | None:
-        return self._tasks.get(task)
-
-    def add(self, storage: TaskStorage) -> TaskStorage:
-        """Register the task's storage; returns the existing one if there is any."""
-        with self._lock:
-            return self._tasks.setdefault(storage.task, storage)
-
-    def remove(self, task: str) -> None:
-        with self._lock:
-            if self._tasks.pop(task, None) is None:
-                raise InternalError(f"task {task} is removed twice")
-
-    def all(self) -> list[TaskStorage]:
-        with self._lock:
-            return list(self._tasks.values())
+    def __missing__(self, task: str) -> TaskStorage:
+        raise InvalidError(f"task {task!r} has no storage here: attach a state or apply a checkpoint first")
 
 
 # -- parts -------------------------------------------------------------------------------------------
@@ -225,7 +306,7 @@ class StorageParts:
     holds: CheckpointHolds
     retirement: BatchRetirementQueue
     packs: PackCache
-    states: StateCaches
+    shelf: StateStore
     stats: StorageStats
     locks: BucketLocks
     tasks: Tasks
@@ -233,99 +314,10 @@ class StorageParts:
     def ms_since(self, started_ms: int) -> int:
         return self.clock.monotonic_ms() - started_ms
 
-    # -- hot copies ------------------------------------------------------------------------------
+    def is_kept(self, stored_ms: int | None) -> bool:
+        """Whether no master can have collected what was stored then, and no checkpoint names yet, as garbage."""
+        config = self.config
+        return config.deletes or stored_ms is None or 2 * self.ms_since(stored_ms) < config.garbage_grace_ms
 
     def cache_of(self, tenant: Tenant) -> HotRuns:
         return self.base_runs if tenant is Tenant.BASE_RUNS else self.write_buffer
-
-    def drop_hot(self, task: TaskStorage, copies: Iterable[HotCopy]) -> int:
-        """Drop hot copies; returns the pool bytes freed, 0 for copies already dropped."""
-        return sum(self.cache_of(hot.tenant).remove(task.task, hot) for hot in copies)
-
-    # -- stored runs -----------------------------------------------------------------------------
-
-    def load(self, task: TaskStorage, spec: StoreSpec, entry: RunEntry) -> Run:
-        """Return the whole run, from memory if complete there, else from its pack (which must be pinned)."""
-        if entry.hot is not None and entry.hot.complete:
-            return entry.hot.run
-        if entry.stored is None:
-            raise_nowhere(task.task, spec, entry)
-        return self.packs.load(task.task, spec, entry.stored)
-
-    def load_all(self, task: TaskStorage, spec: StoreSpec, entries: Sequence[RunEntry]) -> list[Run]:
-        """Return the runs of these entries, as `load` does; packs are opened together."""
-        refs = [entry.stored for entry in entries if not entry.is_hot and entry.stored is not None]
-        stored = dict(zip(refs, self.packs.load_all(task.task, spec, refs), strict=True))
-        return [
-            self.load(task, spec, entry) if entry.is_hot or entry.stored is None else stored[entry.stored]
-            for entry in entries
-        ]
-
-    def store(self, task: TaskStorage, spec: StoreSpec, segment: int, runs: Sequence[Run]) -> list[StoredRef]:
-        """Write runs of one time segment as a new pack, which counts as live until `retire`."""
-        (refs,) = self.store_all(task, [(spec, segment, runs)])
-        return refs
-
-    def store_all(
-        self, task: TaskStorage, segments: Sequence[tuple[StoreSpec, int, Sequence[Run]]]
-    ) -> list[list[StoredRef]]:
-        """Write a new pack for each time segment of each store, all durable together; as `store` does."""
-        unique = self.randomness.uuid
-        packs = [
-            NewPack(spec, segment, runs, pack_name(task.task, spec.name, segment, unique().hex))
-            for spec, segment, runs in segments
-        ]
-        started = self.clock.monotonic_ms()
-        at_once = self.config.load_io_parallelism if self.backend.is_remote else 1
-        try:
-            refs = write_packs(self.backend, task.task, packs, at_once=at_once)
-        except ConflictError:
-            raise  # the name belongs to another object: do not retire it
-        except BaseException:
-            # A put may have succeeded although it raised: its object must not be left behind.
-            self.retirement.retire(task.task, [pack.name for pack in packs])
-            raise
-        task.note_unnamed(started)
-        for stored in refs:
-            self.use.add(task.task, stored)
-        self.stats.dumped(
-            task.task,
-            packs=len(refs),
-            runs=sum(map(len, refs)),
-            nbytes=sum(ref.nbytes for stored in refs for ref in stored),
-            ms=self.ms_since(started),
-        )
-        return refs
-
-    def retire(self, task: TaskStorage, refs: Iterable[StoredRef]) -> None:
-        """Remove stored runs from the live counts; a pack without live runs is queued for deletion."""
-        unused = self.use.remove(task.task, refs)
-        if unused and self.config.deletes:
-            self.retirement.retire(task.task, unused)
-        elif unused:  # its master's from now on: nothing is to be known of it here
-            for pack in unused:
-                self.packs.forget(pack)
-            self.use.forget(task.task, unused)
-
-
-def own_memory(run: Run, nbytes: int) -> Run:
-    """Copy a stored run, a view of a mapped file, into its own memory; its logical size stays `nbytes`."""
-    owned = Run(run.bucket, _copy(run.directory), _copy(run.rows))
-    owned.__dict__["nbytes"] = (
-        nbytes  # the index's number, so that the pool sees the same run at the same size
-    )
-    return owned
-
-
-def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
-
-
-def raise_nowhere(task: str, spec: StoreSpec, entry: RunEntry) -> NoReturn:
-    raise InternalError(
-        f"the run of order {entry.order} in bucket {entry.bucket} of {task}/{spec.name} has neither "
-        "a stored copy nor a complete hot one; restore the task from its last checkpoint"
-    )

@@ -4,7 +4,7 @@ Keyed requests are answered key by key, in the order of their keys; a key reques
 without rows has an empty view. A view is zero-copy: it holds stretches of runs, and copies rows only to build a batch.
 A position is a row's index in the view, from 0 to `len(view)`.
 
-Close the result, preferably with `with`: until then packs are pinned, keys are in use and a scratch slot may be taken.
+Close the result, preferably with `with`: until then packs are pinned and a scratch slot may be taken.
 `Holding` releases all of that exactly once, when the last holder closes: the loaded ranges themselves, and each view
 entered with `with`.
 
@@ -16,16 +16,17 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage.lookup import Found, Int32s, cut, gather, stretch_ends
-from tidegate.storage.runs.columns import UInt64s, row_keys
-from tidegate.storage.runs.run import Int64s
+from tidegate.storage.memory.scratch import Permit, Scratch, ScratchLimiter
+from tidegate.storage.runs.columns import row_keys
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
 # -- views -------------------------------------------------------------------------------------------
@@ -34,17 +35,23 @@ _COUNTING = threading.Lock()
 
 
 class Holding:
-    """The resources of a load, with a reference count."""
+    """What a load holds, with a reference count: pins, and a scratch permit once a stored run is read."""
 
-    __slots__ = ("_holders", "_releases")
+    __slots__ = ("_holders", "_permit", "_releases", "_rests", "_scratch")
 
-    def __init__(self, releases: Sequence[Callable[[], None]] = ()) -> None:
+    def __init__(self, scratch: ScratchLimiter) -> None:
         self._holders = 1
-        self._releases = releases
+        self._releases: list[Callable[[], None]] = []
+        self._scratch = scratch
+        self._permit: Permit | None = None
+        self._rests = False
 
     @property
     def is_open(self) -> bool:
         return self._holders > 0
+
+    def add(self, release: Callable[[], None]) -> None:
+        self._releases.append(release)
 
     def retain(self) -> None:
         with _COUNTING:
@@ -56,57 +63,35 @@ class Holding:
         """Remove one holder; the last one releases everything, even if one release fails."""
         with _COUNTING:
             self._holders -= 1
-            releases, last = self._releases, self._holders == 0
-            if last:
-                self._releases = ()
-        if last:
-            release_all(releases)
-
-
-class KeyUse(Protocol):
-    """The interface that records key accesses: the task's `KeyLru`."""
-
-    def touch(self, hashes: UInt64s) -> None:
-        """Record that these keys were accessed now."""
-
-    def hold(self, hashes: UInt64s) -> None:
-        """Mark these keys as in use until `unhold` is called with the same array."""
-
-    def unhold(self, hashes: UInt64s) -> None: ...
-
-    def begin_use(self, key_hash: int) -> None:
-        """Record an access to one key, which is in use until `end_use`."""
-
-    def end_use(self, key_hash: int) -> None: ...
-
-
-class KeyHolding(Holding):
-    """The resources of a read of one hot key: only the key's use."""
-
-    __slots__ = ("_hash", "_use")
-
-    def __init__(self, use: KeyUse, key_hash: int) -> None:
-        use.begin_use(key_hash)
-        self._holders = 1
-        self._use = use
-        self._hash = key_hash
-
-    def release(self) -> None:
-        with _COUNTING:
-            self._holders -= 1
             last = self._holders == 0
-        if last:
-            self._use.end_use(self._hash)
+        if last and (self._releases or self._permit is not None):
+            with ExitStack() as all_of_them:
+                all_of_them.callback(self._give_back)
+                for release in self._releases:
+                    all_of_them.callback(release)
 
+    def need_scratch(self) -> None:
+        """Take the load's scratch permit, when the first stored run is read."""
+        if not self.is_open:
+            raise InvalidError("this load is closed, and its packs may be gone: load again")
+        if self._permit is None:
+            self._permit = self._scratch.permit(Scratch.READER)
 
-def release_all(releases: Sequence[Callable[[], None]]) -> None:
-    """Call each release in order, even after errors; the first error is raised at the end."""
-    for position, release in enumerate(releases):
-        try:
-            release()
-        except BaseException:
-            release_all(releases[position + 1 :])
-            raise
+    def rest(self) -> None:
+        """Release the permit until more is read."""
+        self._rests = self._rests or self._permit is not None
+        self._give_back()
+
+    def go_on(self) -> None:
+        """Take a permit again if it was released."""
+        if self._rests:
+            self._rests = False
+            self.need_scratch()
+
+    def _give_back(self) -> None:
+        permit, self._permit = self._permit, None
+        if permit is not None:
+            permit.close()
 
 
 class SortedRangeView:
@@ -168,16 +153,6 @@ class SortedRangeView:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def ts(self) -> Int64s:
-        """Every row's ts."""
-        return self._numbers("ts")
-
-    @property
-    def seq(self) -> Int64s:
-        """Every row's seq."""
-        return self._numbers("seq")
-
     def to_batch(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """All rows: ts, seq and payload, or the given columns."""
         return self.slice(0, self.rows, columns)
@@ -221,13 +196,6 @@ class SortedRangeView:
         line, _, stop = self._stretches[at].tolist()
         return line, stop - (ends[at] - position)
 
-    def _numbers(self, name: str) -> Int64s:
-        self._check_open()
-        pieces = [getattr(self._found.run_of(line), name)[a:b] for line, a, b in self._stretches.tolist()]
-        if len(pieces) == 1:
-            return pieces[0]  # type: ignore[no-any-return]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-
 
 # -- loaded ranges -----------------------------------------------------------------------------------
 
@@ -236,29 +204,11 @@ PIECE_ROWS = (
 )  # of one batch of a result, so that no column of one outgrows Arrow's 2 GiB by count alone
 
 
-class Answer:
+class Answer(NamedTuple):
     """The answer to one keyed request, in pieces of several keys, ascending by the index of their first key."""
 
-    __slots__ = ("keys", "pieces", "single")
-
-    def __init__(
-        self, keys: pa.Array | None, pieces: Sequence[tuple[int, Found]], single: bytes | None = None
-    ) -> None:
-        self.keys = keys
-        self.pieces = pieces
-        self.single = single
-
-    @property
-    def key_count(self) -> int:
-        return 1 if self.keys is None else len(self.keys)
-
-    def column(self) -> pa.Array:
-        return pa.array([self.single], pa.binary()) if self.keys is None else self.keys
-
-
-def result_schema(spec: StoreSpec) -> pa.Schema:
-    """The columns returned to readers: cursor and payload; tombstones are never returned."""
-    return pa.schema([field for field in spec.rows if field.name != "deleted"])
+    keys: pa.Array
+    pieces: Sequence[tuple[int, Found]]
 
 
 class LoadedRanges:
@@ -297,22 +247,12 @@ class LoadedRanges:
         """The rows of the request's key number `key`."""
         self._check_open()
         answer = self._answers[request]
-        if not 0 <= key < answer.key_count:
-            raise InvalidError(f"request {request} has {answer.key_count} keys; there is no number {key}")
-        if answer.keys is None:
-            name, (first, found) = answer.single or b"", answer.pieces[0]
-            stretches = found.stretches
-        else:
-            first, found = next(piece for piece in reversed(answer.pieces) if piece[0] <= key)
-            name, stretches = answer.keys[key].as_py(), found.key_stretches(key - first)
+        if not 0 <= key < len(answer.keys):
+            raise InvalidError(f"request {request} has {len(answer.keys)} keys; there is no number {key}")
+        first, found = next(piece for piece in reversed(answer.pieces) if piece[0] <= key)
+        name, stretches = answer.keys[key].as_py(), found.key_stretches(key - first)
         rows = int(found.key_rows[key - first])
         return SortedRangeView(found, stretches, rows, name, self._schema, self._holding, self._hides)
-
-    def views(self) -> Iterator[SortedRangeView]:
-        """The view of every key of every request, in order."""
-        for request, answer in enumerate(self._answers):
-            for key in range(answer.key_count):
-                yield self.view(request, key)
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows of all requests, in bounded pieces.
@@ -327,7 +267,7 @@ class LoadedRanges:
     def _answer_batches(self, request: int, answer: Answer, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         wanted = pa.schema([field for field in self._schema if field.name in schema.names])
         everything = len(wanted) == len(self._schema) and not self._hides
-        keys = answer.column() if "key" in schema.names else None
+        keys = answer.keys if "key" in schema.names else None
         for first, found in answer.pieces:
             starts = np.zeros(len(found.key_rows) + 1, np.int64)
             np.cumsum(found.key_rows, out=starts[1:])
@@ -371,7 +311,7 @@ class LoadedPoint(LoadedRanges):
 
     @property
     def _answers(self) -> Sequence[Answer]:  # type: ignore[override]
-        return (Answer(None, ((0, self._found),), self._key),)
+        return (Answer(pa.array([self._key], pa.binary()), ((0, self._found),)),)
 
     def view(self, request: int = 0, key: int = 0) -> SortedRangeView:
         if request or key or self._closed:
@@ -380,13 +320,6 @@ class LoadedPoint(LoadedRanges):
         return SortedRangeView(
             found, found.stretches, found.key_rows[0], self._key, self._schema, self._holding, self._hides
         )
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._closed:
-            self._closed = True
-            self._holding.release()
 
 
 def keyed_schema(schema: pa.Schema) -> pa.Schema:

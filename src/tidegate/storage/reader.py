@@ -3,24 +3,18 @@
 A plan holds validated requests: keys, and bounds `All()` or `Time(start, end)` (both inclusive, milliseconds). It names
 buckets, not runs: the runs are captured when the plan is loaded, in the critical section that pins them.
 
-A load captures buckets and pins packs in one critical section of the index, takes a scratch permit if a stored run
-must be read, searches and merges. It never waits while the index is locked, and holds only pins while it waits
-for scratch. On an error it releases everything taken so far.
-
-A read of hot rows takes no pin, no permit and no lock: buckets are immutable values, and the table built from them is
-reused by later readers until the index changes.
-
-Keys that are read count as accessed (one call per load), and stay in use until the load is closed, so that relief
-evicts other keys. Scans touch no key.
+A load captures buckets and pins packs in one critical section of the index, and takes a scratch permit if a stored run
+must be read; it holds only pins while it waits for that. On an error it releases everything taken so far. A read of hot
+rows takes no pin, no permit and no lock: the table built from the buckets is reused until the index changes. Keys that
+are read count as accessed; scans touch no key.
 
 Thread rule: safe from any thread; so is each load, by one thread at a time.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,29 +32,23 @@ from tidegate.storage.lookup import (
     join_buckets,
     span_of,
 )
-from tidegate.storage.maintenance.retirement import BatchPins, Lease
-from tidegate.storage.memory.scratch import Permit, Scratch, ScratchLimiter
+from tidegate.storage.maintenance.retirement import BatchPins
+from tidegate.storage.memory.key_lru import KeyLru
+from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.pack import PackCache
 from tidegate.storage.ranges import (
     Answer,
     Holding,
-    KeyHolding,
-    KeyUse,
     LoadedPoint,
     LoadedRanges,
     columns_of,
     keyed_schema,
-    release_all,
-    result_schema,
 )
 from tidegate.storage.runs.columns import UInt64s, hash_keys
 from tidegate.storage.scan import BATCH_ROWS, RangeScan, scan_buckets
-from tidegate.storage.spec import Merge
+from tidegate.storage.spec import EARLIEST, LATEST, Merge
 
 # -- plans -------------------------------------------------------------------------------------------
-
-EARLIEST = -(2**63)
-LATEST = 2**63 - 1
 
 
 class All(NamedTuple):
@@ -90,15 +78,13 @@ class RangeRequest(NamedTuple):
     hashes: UInt64s | None = None
 
 
+@dataclass(slots=True, eq=False)
 class RangesLoadPlan:
     """Requests against one store of one task."""
 
-    __slots__ = ("index", "requests", "task")
-
-    def __init__(self, task: str, index: BucketIndex, requests: Sequence[RangeRequest]) -> None:
-        self.task = task
-        self.index = index
-        self.requests = requests
+    task: str
+    index: BucketIndex
+    requests: Sequence[RangeRequest]
 
 
 def time_span(bounds: Bounds) -> tuple[int, int]:
@@ -118,27 +104,14 @@ def key_column(keys: Keys) -> pa.Array:
     return column
 
 
-def _fits(bounds: Time) -> bool:
-    start, end = bounds
-    return EARLIEST <= start <= LATEST >= end >= EARLIEST
-
-
 def check_requests(requests: Sequence[RangeRequest]) -> None:
     """Raise `InvalidError` for invalid requests."""
-    for number, request in enumerate(requests):
-        bounds = request.bounds
-        if type(bounds) is Time and request.hashes is None and _fits(bounds):
-            continue  # the most common request
-        if isinstance(bounds, Time) and not _fits(bounds):
-            raise InvalidError(
-                f"request {number}: bounds {bounds.start} to {bounds.end} are not 64-bit milliseconds"
-            )
-        if request.hashes is not None:
-            count = 1 if isinstance(request.keys, bytes) else len(request.keys)
-            if len(request.hashes) != count:
-                raise InvalidError(
-                    f"request {number}: {len(request.hashes)} hashes do not go with {count} keys"
-                )
+    for number, (keys, bounds, hashes) in enumerate(requests):
+        start, end = time_span(bounds)
+        if not EARLIEST <= start <= LATEST >= end >= EARLIEST:
+            raise InvalidError(f"request {number}: bounds {start} to {end} are not 64-bit milliseconds")
+        if hashes is not None and len(hashes) != (1 if isinstance(keys, bytes) else len(keys)):
+            raise InvalidError(f"request {number}: there are {len(hashes)} hashes, and not one for each key")
 
 
 # -- reader ------------------------------------------------------------------------------------------
@@ -152,17 +125,16 @@ class StorageReader:
         packs: PackCache,
         pins: BatchPins,
         scratch: ScratchLimiter,
-        key_use: Callable[[str], KeyUse | None] = lambda task: None,
+        key_lru: Callable[[str], KeyLru],
         overloaded: Callable[[str, str | None], None] = lambda task, reason: None,
         loaded: Loaded = lambda task, runs, nbytes, store, buckets: None,
     ) -> None:
         self._packs = packs
         self._pins = pins
         self._scratch = scratch
-        self._key_use = key_use
+        self._key_lru = key_lru
         self._overloaded = overloaded
         self._loaded = loaded
-        self._schemas: dict[int, tuple[pa.Schema, pa.Schema]] = {}
 
     def plan(self, task: str, state: BucketIndexState, requests: Sequence[RangeRequest]) -> RangesLoadPlan:
         """Validate the requests and return a plan; no IO, and nothing is held."""
@@ -195,14 +167,14 @@ class StorageReader:
         if batch_rows < 1:
             raise InvalidError(f"a scan in batches of {batch_rows} rows; ask for at least one")
         index = state.index
-        names = columns_of(keyed_schema(self._schema(index)), columns).names
+        names = columns_of(keyed_schema(index.spec.visible), columns).names
         first, last = time_span(bounds)
-        taken = _Taken(self._scratch)
+        taken = Holding(self._scratch)
         try:
             buckets = self._capture(task, index, first, last, taken)
             load = self._loader(task, index, taken, is_sweep=True)
             batches = scan_buckets(index.spec, _each_once(buckets), load, first, last, batch_rows, names)
-            return RangeScan(batches, taken.holding(), taken)
+            return RangeScan(batches, taken)
         except BaseException:
             taken.release()
             raise
@@ -219,16 +191,14 @@ class StorageReader:
 
         Rows are copied, and nothing is held afterwards. Only keys that have rows count as accessed.
         """
-        index, taken = state.index, _Taken(self._scratch)
+        index, taken = state.index, Holding(self._scratch)
         first, last = time_span(bounds)
         try:
             buckets = self._capture(task, index, first, last, taken)
             load = self._loader(task, index, taken)
-            joined = join_buckets(index.spec, self._schema(index), buckets, keys, hashes, first, last, load)
-            use = self._key_use(task)
-            if use is not None and len(joined.numbers):
-                numbers = joined.numbers
-                use.touch(hashes[numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]])
+            joined = join_buckets(index.spec, index.spec.visible, buckets, keys, hashes, first, last, load)
+            if len(numbers := joined.numbers):
+                self._key_lru(task).touch(hashes[numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]])
             return joined
         finally:
             taken.release()
@@ -246,15 +216,15 @@ class StorageReader:
         found, key_hash = find_point(span, spec, key, first, last, self._scratch)
         if found is None:  # unreachable: no run of the span is only stored
             return self._load_cold_point(plan, None, key, first, last)
-        use = self._key_use(plan.task)
-        holding = Holding() if use is None else KeyHolding(use, key_hash)
-        return LoadedPoint(self._schema(index), spec.merge is Merge.LAST, key, found, holding)
+        self._key_lru(plan.task).touch_one(key_hash)
+        holding = Holding(self._scratch)
+        return LoadedPoint(index.spec.visible, spec.merge is Merge.LAST, key, found, holding)
 
     def _load_cold_point(
         self, plan: RangesLoadPlan, span: Span | None, key: bytes, first: int, last: int
     ) -> LoadedRanges:
         """Read one key that may need stored runs."""
-        index, taken = plan.index, _Taken(self._scratch)
+        index, taken = plan.index, Holding(self._scratch)
         spec = index.spec
         try:
             version = index.version
@@ -267,11 +237,8 @@ class StorageReader:
             if found is None:
                 hashed, load = np.array([key_hash], np.uint64), self._loader(plan.task, index, taken)
                 ((_, found),) = find_keys(span, spec, key_column(key), hashed, first, last, load)
-            use = self._key_use(plan.task)
-            if use is not None:
-                use.begin_use(key_hash)
-                taken.add(partial(use.end_use, key_hash))
-            return LoadedPoint(self._schema(index), spec.merge is Merge.LAST, key, found, taken.holding())
+            self._key_lru(plan.task).touch_one(key_hash)
+            return LoadedPoint(index.spec.visible, spec.merge is Merge.LAST, key, found, taken)
         except BaseException:
             taken.release()
             raise
@@ -280,50 +247,44 @@ class StorageReader:
 
     def _load_ranges(self, plan: RangesLoadPlan) -> LoadedRanges:
         """Capture once for all requests: the buckets between the earliest and the latest bound."""
-        index, taken = plan.index, _Taken(self._scratch)
+        index, taken = plan.index, Holding(self._scratch)
         try:
             answers: list[Answer] = []
             if plan.requests:
                 spans = [time_span(request.bounds) for request in plan.requests]
                 first, last = min(span[0] for span in spans), max(span[1] for span in spans)
-                captured = _Captured(index, self._capture(plan.task, index, first, last, taken))
+                buckets = self._capture(plan.task, index, first, last, taken)
                 load = self._loader(plan.task, index, taken)
                 keys = [key_column(request.keys) for request in plan.requests]
                 hashes = [
                     hash_keys(column) if request.hashes is None else request.hashes
                     for request, column in zip(plan.requests, keys, strict=True)
                 ]
-                self._use_keys(plan.task, hashes, taken)
+                every = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
+                if len(every):
+                    self._key_lru(plan.task).touch(every)
                 for (start, end), column, numbers in zip(spans, keys, hashes, strict=True):
-                    span = captured.span(start, end)
+                    lowest = index.spec.bucket_of(start)
+                    span = span_of([bucket for bucket in buckets if lowest <= bucket.start <= end])
                     found = find_keys(span, index.spec, column, numbers, start, end, load)
                     answers.append(Answer(column, list(found)))
-            return LoadedRanges(index.spec, self._schema(index), answers, taken.holding())
+            return LoadedRanges(index.spec, index.spec.visible, answers, taken)
         except BaseException:
             taken.release()
             raise
 
-    def _use_keys(self, task: str, hashes: Sequence[UInt64s], taken: _Taken) -> None:
-        use = self._key_use(task)
-        if use is None:
-            return
-        every = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
-        if len(every):
-            use.touch(every)
-            use.hold(every)
-            taken.add(lambda: use.unhold(every))
-
     # ── capturing and loading ────────────────────────────────────────────────────────────────────────────────
 
-    def _capture(self, task: str, index: BucketIndex, first: int, last: int, taken: _Taken) -> list[Bucket]:
+    def _capture(self, task: str, index: BucketIndex, first: int, last: int, taken: Holding) -> list[Bucket]:
         """The buckets within the bounds; their stored runs are pinned before they can be retired."""
         buckets, lease = index.capture(
             index.spec.bucket_of(first), last, lambda refs: self._pins.pin(task, refs)
         )
-        taken.add_lease(lease)
+        if lease is not None:
+            taken.add(lease.close)
         return buckets
 
-    def _loader(self, task: str, index: BucketIndex, taken: _Taken, *, is_sweep: bool = False) -> RunLoader:
+    def _loader(self, task: str, index: BucketIndex, taken: Holding, *, is_sweep: bool = False) -> RunLoader:
         def admit() -> None:
             try:
                 taken.need_scratch()
@@ -332,86 +293,6 @@ class StorageReader:
                 raise
 
         return RunLoader(self._packs, task, index.spec, admit, self._loaded, self._scratch, is_sweep=is_sweep)
-
-    def _schema(self, index: BucketIndex) -> pa.Schema:
-        known = self._schemas.get(id(index.spec))
-        if known is None or known[0] is not index.spec.rows:
-            known = self._schemas[id(index.spec)] = (index.spec.rows, result_schema(index.spec))
-        return known[1]
-
-
-class _Captured:
-    """The buckets of one critical section, and the lookup tables built from parts of them."""
-
-    def __init__(self, index: BucketIndex, buckets: Sequence[Bucket]) -> None:
-        self._index = index
-        self._buckets = buckets
-        self._starts = [bucket.start for bucket in buckets]
-        self._spans: dict[tuple[int, int], Span] = {}
-
-    def span(self, first: int, last: int) -> Span:
-        width = self._index.spec.bucket_ms
-        key = (first // width, last // width)
-        span = self._spans.get(key)
-        if span is None:
-            start = bisect_left(self._starts, self._index.spec.bucket_of(first))
-            span = self._spans[key] = span_of(self._buckets[start : bisect_right(self._starts, last)])
-        return span
-
-
-class _Taken:
-    """The resources a load holds so far."""
-
-    __slots__ = ("_holding", "_permit", "_releases", "_rests", "_scratch")
-
-    def __init__(self, scratch: ScratchLimiter) -> None:
-        self._scratch = scratch
-        self._permit: Permit | None = None
-        self._rests = False
-        self._holding: Holding | None = None
-        self._releases: list[Callable[[], None]] = []
-
-    def add(self, release: Callable[[], None]) -> None:
-        self._releases.append(release)
-
-    def add_lease(self, lease: Lease | None) -> None:
-        if lease is not None:
-            self._releases.append(lease.close)
-
-    def need_scratch(self) -> None:
-        """Take the load's scratch permit, when the first stored run is read."""
-        if self._holding is not None and not self._holding.is_open:
-            raise InvalidError("this load is closed, and its packs may be gone: load again")
-        if self._permit is None:
-            self._permit = self._scratch.permit(Scratch.READER)
-            if self._give_back not in self._releases:
-                self._releases.append(self._give_back)
-
-    def rest(self) -> None:
-        """Release the permit until more is read."""
-        if self._permit is not None:
-            self._rests = True
-            self._give_back()
-
-    def go_on(self) -> None:
-        """Take a permit again if it was released."""
-        if self._rests:
-            self._rests = False
-            self.need_scratch()
-
-    def _give_back(self) -> None:
-        permit, self._permit = self._permit, None
-        if permit is not None:
-            permit.close()
-
-    def holding(self) -> Holding:
-        """Transfer everything to a `Holding`, which also gets what is taken later."""
-        self._holding = Holding(self._releases)
-        return self._holding
-
-    def release(self) -> None:
-        releases, self._releases = self._releases, []
-        release_all(releases)
 
 
 def _each_once(buckets: list[Bucket]) -> Iterator[Bucket]:

@@ -5,9 +5,6 @@ operator gets a `RuntimeContext`: it reads with `reader`, writes with `writer`, 
 start and stop the maintenance of its own task (INV-1). A master calls `checkpoint`, `apply_checkpoint` and
 `release_checkpoint` and keeps opaque tokens.
 
-The methods that end in -ing are the maintenance operations as generators, for callers that run them step by step, such
-as a seeded scheduler. All other methods run to completion.
-
 Thread rule: one operator thread per task calls `attach`, `detach`, `checkpoint`, `apply_checkpoint` and appends; all
 other methods may be called from any thread.
 """
@@ -27,9 +24,9 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.checkpoint import checkpoint, fill, forget, is_at, restore
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import BucketIndexState, ProgressState
-from tidegate.storage.maintenance.compaction import compact, reclaim
-from tidegate.storage.maintenance.dump import Relief, dump, rehydrate, relieve
-from tidegate.storage.maintenance.operations import WAITING, BucketLocks, Operation, run_through
+from tidegate.storage.maintenance.compaction import reclaim
+from tidegate.storage.maintenance.dump import Relief, relieve
+from tidegate.storage.maintenance.operations import WAITING, BucketLocks, Operation, Result, run_through
 from tidegate.storage.maintenance.retirement import BatchPins, BatchRetirementQueue, CheckpointHolds, PackUse
 from tidegate.storage.maintenance.supervisor import MaintenanceSupervisor
 from tidegate.storage.manifest import GarbageReport, ManifestChain, Token, collect_garbage
@@ -47,20 +44,17 @@ from tidegate.storage.metrics import StorageStats
 from tidegate.storage.pack import PackCache
 from tidegate.storage.parts import STATE_PREFIX, AttachedStore, StorageParts, Tasks, TaskStorage, mark_of
 from tidegate.storage.reader import StorageReader
-from tidegate.storage.state import PROGRESS, NamedValues, StateCaches, StateHandle, progress_name
-from tidegate.storage.state_cache import BytesCodec, StateCodec, Value
+from tidegate.storage.state import (
+    PROGRESS,
+    BytesCodec,
+    NamedValues,
+    StateCodec,
+    StateHandle,
+    Value,
+    progress_name,
+)
 from tidegate.storage.state_store import StateStore, state_store_of
 from tidegate.storage.writer import StorageWriter
-
-# -- parts -------------------------------------------------------------------------------------------
-
-
-class Wired(NamedTuple):
-    """The parts of a new runtime. The state store still needs its writer (`write_with`)."""
-
-    parts: StorageParts
-    reader: StorageReader
-    shelf: StateStore
 
 
 class Leaks(NamedTuple):
@@ -70,91 +64,6 @@ class Leaks(NamedTuple):
     reader_permits: int
     maintenance_permits: int
     busy_buckets: int
-    held_keys: int
-
-
-def wire(
-    config: StorageConfig, backend: StorageBackend, clock: Clock, randomness: Randomness, metrics: Metrics
-) -> Wired:
-    """Build every part of one worker's storage."""
-    tasks, pins, holds, stats = Tasks(), BatchPins(), CheckpointHolds(), StorageStats(metrics)
-    pool = WorkerMemoryPool(config, clock)
-    packs = PackCache(
-        backend,
-        max_open=config.max_open_packs,
-        reads_at_once=config.load_io_parallelism if backend.is_remote else 1,
-    )
-    scratch = ScratchLimiter(
-        clock,
-        reader_slots=config.max_inflight_loads,
-        maintenance_slots=config.max_inflight_maintenance,
-        timeout_ms=config.scratch_timeout_ms,
-        working_bytes=config.working_bytes,
-    )
-
-    def loaded(task: str, runs: int, nbytes: int, store: str, buckets: Collection[int]) -> None:
-        stats.loaded(task, runs, nbytes)
-        if buckets:
-            tasks.get(task).note_cold(store, buckets)
-
-    reader = StorageReader(
-        packs, pins, scratch, lambda task: tasks.get(task).key_lru, stats.overloaded, loaded
-    )
-    shelf = StateStore(tasks, reader, config.max_run_rows)
-    parts = StorageParts(
-        config=config,
-        clock=clock,
-        randomness=randomness,
-        backend=backend,
-        pool=pool,
-        write_buffer=WriteBuffer(pool),
-        base_runs=BaseRuns(pool),
-        scratch=scratch,
-        backlog=BacklogBudget(
-            clock,
-            limit_bytes=config.backlog_limit_bytes,
-            largest_bytes=config.largest_append_bytes,
-            timeout_ms=config.backlog_timeout_ms,
-        ),
-        pins=pins,
-        use=PackUse(),
-        holds=holds,
-        retirement=BatchRetirementQueue(
-            backend,
-            pins,
-            holds,
-            clock,
-            backoff_ms=config.delete_backoff_ms,
-            backoff_max_ms=config.delete_backoff_max_ms,
-            deletes_at_once=config.delete_parallelism if backend.is_remote else 1,
-            deletes=config.deletes,
-        ),
-        packs=packs,
-        states=StateCaches(
-            shelf,
-            pool,
-            clock,
-            key_lru=lambda task: tasks.get(task).key_lru,
-            timeout_ms=config.load_timeout_ms,
-            overloaded=stats.overloaded,
-        ),
-        stats=stats,
-        locks=BucketLocks(),
-        tasks=tasks,
-    )
-    stats.watch_memory(pool, parts.backlog, scratch, parts.write_buffer, parts.base_runs)
-    return Wired(parts, reader, shelf)
-
-
-def leaks_of(parts: StorageParts) -> Leaks:
-    """Count the resources held now."""
-    return Leaks(
-        leases=parts.pins.open_leases(),
-        reader_permits=parts.scratch.in_use(Scratch.READER),
-        maintenance_permits=parts.scratch.in_use(Scratch.MAINTENANCE),
-        busy_buckets=parts.locks.held(),
-        held_keys=sum(storage.key_lru.held for storage in parts.tasks.all()),
-    )
 
 
 # -- context of a task -------------------------------------------------------------------------------
@@ -203,15 +112,72 @@ class RuntimeContext:
 class WorkerStorageRuntime:
     """The storage of one worker process. Make it with `open`."""
 
-    def __init__(self, wired: Wired, scheduler: Scheduler) -> None:
-        self._parts = parts = wired.parts
-        self._reader = wired.reader
-        self._writer = StorageWriter(parts, self._relieve, self._reclaim)
-        wired.shelf.write_with(self._writer)
+    def __init__(
+        self,
+        config: StorageConfig,
+        backend: StorageBackend,
+        clock: Clock,
+        scheduler: Scheduler,
+        randomness: Randomness,
+        metrics: Metrics,
+    ) -> None:
+        tasks, pins, holds, stats = Tasks(), BatchPins(), CheckpointHolds(), StorageStats(metrics)
+        pool = WorkerMemoryPool(config, clock)
+        scratch = ScratchLimiter(
+            clock,
+            reader_slots=config.max_inflight_loads,
+            maintenance_slots=config.max_inflight_maintenance,
+            timeout_ms=config.scratch_timeout_ms,
+            working_bytes=config.working_bytes,
+        )
+        packs = PackCache(
+            backend,
+            max_open=config.max_open_packs,
+            reads_at_once=config.load_io_parallelism if backend.is_remote else 1,
+        )
+
+        def key_lru(task: str) -> KeyLru:
+            return tasks[task].key_lru
+
+        def loaded(task: str, runs: int, nbytes: int, store: str, buckets: Collection[int]) -> None:
+            stats.count(task, loads=1, loaded_runs=runs, loaded_bytes=nbytes)
+            if buckets:
+                tasks[task].note_cold(store, buckets)
+
+        self._reader = StorageReader(packs, pins, scratch, key_lru, stats.overloaded, loaded)
+        shelf = StateStore(tasks, self._reader, config.max_run_rows)
+        self._parts = StorageParts(
+            config=config,
+            clock=clock,
+            randomness=randomness,
+            backend=backend,
+            pool=pool,
+            write_buffer=WriteBuffer(pool),
+            base_runs=BaseRuns(pool),
+            scratch=scratch,
+            backlog=BacklogBudget(
+                clock,
+                limit_bytes=config.backlog_limit_bytes,
+                largest_bytes=config.largest_append_bytes,
+                timeout_ms=config.backlog_timeout_ms,
+            ),
+            pins=pins,
+            use=PackUse(),
+            holds=holds,
+            retirement=BatchRetirementQueue(config, backend, pins, holds, clock),
+            packs=packs,
+            shelf=shelf,
+            stats=stats,
+            locks=BucketLocks(),
+            tasks=tasks,
+        )
+        stats.watch_memory(self._parts)
+        shelf.writer = self._writer = StorageWriter(self._parts, self._relieve, self._reclaim)
+        self.stats, self.pool, self.backlog, self.scratch = stats, pool, self._parts.backlog, scratch
         self._scheduler = scheduler
         self._owns_scheduler = False
-        self.supervisor = MaintenanceSupervisor(parts, scheduler)
-        parts.pool.set_relief(self._relieve_worker)
+        self.supervisor = MaintenanceSupervisor(self._parts, scheduler)
+        pool.set_relief(self._relieve_worker)
 
     @classmethod
     def open(
@@ -229,9 +195,14 @@ class WorkerStorageRuntime:
             raise InvalidError(f"storage is opened with {type(config).__name__}; give it a StorageConfig")
         keep_freed_memory()
         clock = clock or SystemClock()
-        opened = backend() if callable(backend) else backend
-        wired = wire(config, opened, clock, randomness or SystemRandomness(), metrics or Metrics())
-        runtime = cls(wired, scheduler or ThreadScheduler(clock, "tidegate-storage"))
+        runtime = cls(
+            config,
+            backend() if callable(backend) else backend,
+            clock,
+            scheduler or ThreadScheduler(clock, "tidegate-storage"),
+            randomness or SystemRandomness(),
+            metrics or Metrics(),
+        )
         runtime._owns_scheduler = scheduler is None
         return runtime
 
@@ -253,7 +224,7 @@ class WorkerStorageRuntime:
         storage = self._task(task)
         if keyed and STATE_PREFIX + namespace not in storage.stores:
             self.attach(task, state_store_of(namespace))
-        return self._parts.states.handle(task, namespace, codec, storage.named)
+        return storage.handle(namespace, codec)
 
     def context(self, task: str) -> RuntimeContext:
         """Return the context for the task's operators."""
@@ -274,8 +245,10 @@ class WorkerStorageRuntime:
                 "attach the state first, then append"
             )
         is_internal = spec.name.startswith(STATE_PREFIX)
-        store = AttachedStore(state, hot_buckets=0 if is_internal else self._parts.config.hot_bucket_count)
-        fill(storage, store)
+        store = AttachedStore(
+            storage, state, hot_buckets=0 if is_internal else self._parts.config.hot_bucket_count
+        )
+        fill(store)
         if isinstance(state, ProgressState):
             handle = self.state_handle(task, PROGRESS, BytesCodec(), keyed=False)
             handle.keep(spec.name, state.encode_progress)
@@ -289,25 +262,23 @@ class WorkerStorageRuntime:
 
         Stored data of checkpoints stays; the next checkpoint no longer names a detached store.
         """
-        storage, parts = self._parts.tasks.get(task), self._parts
+        storage, parts = self._parts.tasks[task], self._parts
         self.supervisor.stop(storage)
         if state is not None:
             store = storage.store_of(state)
             storage.last_checkpoint = None
-            gone = state.index.load((), next_order=0, max_cursor=None)
-            parts.drop_hot(storage, gone.hot)
-            parts.retire(storage, gone.stored)
+            gone = state.index.load((), next_order=0)
+            storage.drop_hot(gone.hot)
+            storage.retire(gone.stored)
             parts.backlog.release(gone.charge, task=task)
             storage.named.drop(progress_name(store.spec.name))
             with storage.lock:
                 del storage.stores[store.spec.name]
             return
-        forget(parts, storage)
+        forget(storage)
         parts.use.forget_dead(task)
-        parts.states.drop([task])
         parts.holds.clear(task)
-        self.supervisor.forget(storage)
-        parts.tasks.remove(task)
+        del parts.tasks[task]
         parts.pool.detach(task)
         parts.stats.forget_task(task)
 
@@ -316,7 +287,7 @@ class WorkerStorageRuntime:
     def checkpoint(self, task: str) -> bytes:
         """Checkpoint the task and return the token to restore it with. On the operator's thread."""
         parts = self._parts
-        parts.tasks.get(task).check()
+        parts.tasks[task].check()
         try:
             return run_through(
                 self.checkpointing(task), parts.clock, timeout_ms=parts.config.scratch_timeout_ms
@@ -330,8 +301,8 @@ class WorkerStorageRuntime:
 
         None is the beginning. Reads nothing and takes some microseconds. On the operator's thread.
         """
-        storage = self._parts.tasks.find(task)
-        return token is None if storage is None else is_at(self._parts, storage, token)
+        storage = self._parts.tasks.get(task)
+        return token is None if storage is None else is_at(storage, token)
 
     def apply_checkpoint(self, task: str, token: bytes | None, *, retained: Sequence[bytes] = ()) -> None:
         """Restore the task to the checkpoint, or with None to the empty beginning.
@@ -341,23 +312,23 @@ class WorkerStorageRuntime:
         what only those need as soon as the restored content no longer needs it.
         """
         storage = self._task(task)
-        if not retained and is_at(self._parts, storage, token):
+        if not retained and is_at(storage, token):
             self.supervisor.close_inline(storage)  # as a restore does: no earlier operation continues
             return
         started = self._parts.clock.monotonic_ms()
         was_running = self.supervisor.stop(storage)
         try:
-            restore(self._parts, storage, token, retained)
+            restore(storage, token, retained)
         finally:  # a refused token changes nothing: the task continues
             if was_running and storage.failure is None:
                 self.supervisor.start(storage)
-        self._parts.stats.restored(task, ms=self._parts.ms_since(started))
+        self._parts.stats.count(task, restores=1, restore_seconds=self._parts.ms_since(started) / 1000)
 
     def release_checkpoint(self, task: str, token: bytes) -> None:
         """Release a checkpoint that will never be restored; what only it needed may be deleted."""
         decoded = Token.decode(token)
         decoded.check(self._parts.backend, task)
-        storage = self._parts.tasks.get(task)
+        storage = self._parts.tasks[task]
         self._parts.holds.release(task, decoded.number)
         if decoded.number in storage.retained:
             storage.retained.remove(decoded.number)
@@ -366,7 +337,7 @@ class WorkerStorageRuntime:
         self, task: str, retained: Sequence[bytes], *, grace_ms: int | None = None, dry_run: bool = False
     ) -> GarbageReport:
         """Remove the task's objects that neither it nor a retained token needs."""
-        parts, storage = self._parts, self._parts.tasks.find(task)
+        parts, storage = self._parts, self._parts.tasks.get(task)
         keep: set[str] = set()
         if storage is not None:
             # Live packs, held checkpoints, base manifests, packs pinned by readers, and packs queued for deletion.
@@ -390,47 +361,16 @@ class WorkerStorageRuntime:
 
     def stop(self, task: str) -> None:
         """Stop the task's background maintenance and wait until none of it runs."""
-        self.supervisor.stop(self._parts.tasks.get(task))
+        self.supervisor.stop(self._parts.tasks[task])
 
     def maintain(self, task: str, budget_ms: int) -> bool:
         """Run maintenance on this thread for about `budget_ms`; True when a whole pass is finished."""
-        return self.supervisor.maintain(self._parts.tasks.get(task), budget_ms)
-
-    def compacting(
-        self, task: str, state: BucketIndexState, bucket: int, *, whole: bool = True
-    ) -> Operation[bool]:
-        """Merge runs of one bucket: all in memory, or (`whole=False`) those whose sizes make a merge worthwhile."""
-        storage, store = self._store(task, state)
-        return compact(self._parts, storage, store, bucket, whole=whole)
-
-    def dumping(
-        self, task: str, state: BucketIndexState, buckets: Sequence[int], *, evict: bool
-    ) -> Operation[int]:
-        """Store the runs of these buckets, keeping or evicting their hot copies."""
-        storage, store = self._store(task, state)
-        return dump(self._parts, storage, [(store, buckets)], evict=evict)
-
-    def rehydrating(self, task: str, state: BucketIndexState, bucket: int) -> Operation[bool]:
-        """Load one bucket's runs back into memory."""
-        storage, store = self._store(task, state)
-        return rehydrate(self._parts, storage, store, bucket)
-
-    def relieving(self, task: str) -> Operation[Relief]:
-        """Bring the task's memory below its limits by evicting its coldest keys."""
-        return relieve(self._parts, self._parts.tasks.get(task))
-
-    def repacking(self, task: str) -> Operation[None]:
-        """Rewrite the live runs of packs that are mostly dead."""
-        return self.supervisor.repacking(self._parts.tasks.get(task))
-
-    def deleting(self, task: str) -> Operation[None]:
-        """Delete retired packs without references."""
-        return self.supervisor.deleting(self._parts.tasks.get(task))
+        return self.supervisor.maintain(self._parts.tasks[task], budget_ms)
 
     def checkpointing(self, task: str) -> Operation[bytes]:
         """`checkpoint` as a generator."""
-        storage = self._parts.tasks.get(task)
-        operation = checkpoint(self._parts, storage)
+        storage = self._parts.tasks[task]
+        operation = checkpoint(storage)
         try:
             while True:
                 phase = next(operation)
@@ -445,47 +385,25 @@ class WorkerStorageRuntime:
 
     # -- looking at it ---------------------------------------------------------------------------
 
-    @property
-    def stats(self) -> StorageStats:
-        return self._parts.stats
-
-    @property
-    def pool(self) -> WorkerMemoryPool:
-        return self._parts.pool
-
-    @property
-    def backlog(self) -> BacklogBudget:
-        return self._parts.backlog
-
-    @property
-    def pins(self) -> BatchPins:
-        return self._parts.pins
-
-    @property
-    def retirement(self) -> BatchRetirementQueue:
-        return self._parts.retirement
-
-    @property
-    def scratch(self) -> ScratchLimiter:
-        return self._parts.scratch
-
-    @property
-    def packs(self) -> PackCache:
-        return self._parts.packs
-
     def charge_of(self, task: str) -> int:
         """The backlog that the runs of all the task's stores hold."""
-        storage = self._parts.tasks.get(task)
+        storage = self._parts.tasks[task]
         waiting = sum(entry.charge for state in storage.restored.values() for entry in state.entries)
         return waiting + sum(store.state.index.total_charge for store in storage.attached())
 
     def leaks(self) -> Leaks:
         """Count the resources held now."""
-        return leaks_of(self._parts)
+        parts = self._parts
+        return Leaks(
+            leases=parts.pins.open_leases(),
+            reader_permits=parts.scratch.in_use(Scratch.READER),
+            maintenance_permits=parts.scratch.in_use(Scratch.MAINTENANCE),
+            busy_buckets=parts.locks.held(),
+        )
 
     def close(self) -> Leaks:
         """Stop all maintenance and close the backend, without flushing; returns the resources not released."""
-        for storage in self._parts.tasks.all():
+        for storage in list(self._parts.tasks.values()):
             self.supervisor.stop(storage)
         if self._owns_scheduler:
             self._scheduler.close()
@@ -508,42 +426,34 @@ class WorkerStorageRuntime:
     def _task(self, task: str) -> TaskStorage:
         """The task's storage, created on first use."""
         parts = self._parts
-        found = parts.tasks.find(task)
+        found = parts.tasks.get(task)
         if found is not None:
             return found
         parts.pool.attach(task)
         storage = TaskStorage(
-            task, KeyLru(task), ManifestChain(parts.backend, task), NamedValues(task, parts.pool)
+            parts, task, KeyLru(task), ManifestChain(parts.backend, task), NamedValues(task, parts.pool)
         )
-        added = parts.tasks.add(storage)
+        added = parts.tasks.setdefault(task, storage)
         if added is storage:
-            parts.stats.watch_task(
-                task, parts.pins, parts.retirement, parts.use, lambda: parts.states.of(task)
-            )
+            parts.stats.watch_task(storage)
         return added
 
-    def _store(self, task: str, state: BucketIndexState) -> tuple[TaskStorage, AttachedStore]:
-        storage = self._parts.tasks.get(task)
-        return storage, storage.store_of(state)
+    def _store(self, task: str, state: BucketIndexState) -> AttachedStore:
+        return self._parts.tasks[task].store_of(state)
 
     def _relieve(self, task: str, incoming_bytes: int) -> int:
-        return self._relief(relieve(self._parts, self._parts.tasks.get(task), incoming_bytes=incoming_bytes))
+        relief = relieve(self._parts.tasks[task], incoming_bytes=incoming_bytes)
+        return self._through(relief, Relief()).freed_bytes
 
     def _reclaim(self, task: str) -> bool:
         """Merge the task's hot runs to free backlog; True when other threads may free more."""
-        operation = reclaim(self._parts, self._parts.tasks.get(task))
-        try:
-            return run_through(operation, self._parts.clock, timeout_ms=self._parts.config.scratch_timeout_ms)
-        except OverloadError as error:
-            if error.reason != "maintenance_blocked":
-                raise
-            return True
+        return self._through(reclaim(self._parts.tasks[task]), True)
 
     def _relieve_worker(self, shares: list[ReliefShare]) -> int:
         """Free memory across tasks by the pool's shares; returns the bytes freed."""
         freed = 0
         for task in dict.fromkeys(share.task for share in shares):
-            storage = self._parts.tasks.find(task)
+            storage = self._parts.tasks.get(task)
             if storage is None:
                 continue
             floors = {
@@ -551,16 +461,14 @@ class WorkerStorageRuntime:
                 for share in shares
                 if share.task == task
             }
-            freed += self._relief(relieve(self._parts, storage, floors))
+            freed += self._through(relieve(storage, floors), Relief()).freed_bytes
         return freed
 
-    def _relief(self, operation: Operation[Relief]) -> int:
+    def _through(self, operation: Operation[Result], blocked: Result) -> Result:
+        """Run the operation to its end; `blocked` when all slots stay taken."""
         try:
-            relief = run_through(
-                operation, self._parts.clock, timeout_ms=self._parts.config.scratch_timeout_ms
-            )
+            return run_through(operation, self._parts.clock, timeout_ms=self._parts.config.scratch_timeout_ms)
         except OverloadError as error:
             if error.reason != "maintenance_blocked":
                 raise
-            return 0  # all slots are taken: the caller waits for memory
-        return relief.freed_bytes
+            return blocked

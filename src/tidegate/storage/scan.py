@@ -6,10 +6,8 @@ at the same hash), and a key too large by itself is split by time; a bucket of o
 released after it was read, so a scan keeps alive at most the runs that were hot when it began, one batch, and one
 bucket's open runs.
 
-Between two batches a scan holds its packs but no scratch permit, so a slow consumer blocks no other reader.
-
-Columns: key, ts, seq and payload, or the requested ones; other columns cost nothing. Without `key`, a bucket of one run
-is not split: its columns are returned without a copy.
+Between two batches a scan holds its packs but no scratch permit, so a slow consumer blocks no other reader. Without the
+column `key`, a bucket of one run is not split: its columns are returned without a copy.
 
 Thread rule: one thread at a time; closing is safe from any.
 """
@@ -19,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +26,7 @@ import pyarrow.compute as pc
 from tidegate.storage.index import Bucket, RunEntry
 from tidegate.storage.lookup import RunLoader
 from tidegate.storage.memory.scratch import ScratchLimiter
-from tidegate.storage.ranges import Holding, columns_of, keyed_schema, result_schema
+from tidegate.storage.ranges import Holding, columns_of, keyed_schema
 from tidegate.storage.runs.columns import row_keys
 from tidegate.storage.runs.merge import merge_bytes, merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
@@ -60,14 +58,12 @@ def scan_buckets(
     columns: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of these buckets inside the bounds (both inclusive), about `batch_rows` at a time."""
-    schema = columns_of(keyed_schema(result_schema(spec)), columns)
+    schema = columns_of(keyed_schema(spec.visible), columns)
     for bucket in _brought(buckets, load, first_ts, last_ts):
         entries = _inside(bucket, first_ts, last_ts)
         cut = any(entry.min_ts < first_ts or entry.max_ts > last_ts for entry in entries)
         stored = load.all([entry for entry in entries if not entry.is_hot])
-        runs = [
-            entry.hot.run if entry.hot is not None and entry.is_hot else next(stored) for entry in entries
-        ]
+        runs = [entry.hot_run or next(stored) for entry in entries]
         for run, first, stop in _pieces(spec, runs, batch_rows, "key" in schema.names, load.scratch):
             if first < stop:
                 batch, rows = _batch(schema, run, first, stop), run.rows.slice(first, stop - first)
@@ -134,25 +130,18 @@ def _steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
         return
     largest = max(parts, key=lambda part: part.stop - part.first)
     middle = largest.run.hashes[(largest.first + largest.stop - 1) // 2]
-    cuts = [_cut(part, middle) for part in parts]
-    left = [Part(part.run, part.first, at) for part, at in zip(parts, cuts, strict=True)]
-    right = [Part(part.run, at, part.stop) for part, at in zip(parts, cuts, strict=True)]
-    if any(part.first < part.stop for part in right):
-        yield from _steps(left, limit)
-        yield from _steps(right, limit)
-    elif any(part.run.hashes[part.first] != middle for part in parts):
-        below = [_cut(part, middle, side="left") for part in parts]
-        yield from _steps(
-            [Part(part.run, part.first, at) for part, at in zip(parts, below, strict=True)], limit
-        )
-        yield from _steps(
-            [Part(part.run, at, part.stop) for part, at in zip(parts, below, strict=True)], limit
-        )
-    else:
-        yield from _key_steps(parts, limit)
+    for side in ("right", "left"):
+        cuts = [_cut(part, middle, side) for part in parts]
+        left = [Part(part.run, part.first, at) for part, at in zip(parts, cuts, strict=True)]
+        right = [Part(part.run, at, part.stop) for part, at in zip(parts, cuts, strict=True)]
+        if any(part.first < part.stop for part in left) and any(part.first < part.stop for part in right):
+            yield from _steps(left, limit)
+            yield from _steps(right, limit)
+            return
+    yield from _key_steps(parts, limit)
 
 
-def _cut(part: Part, hashed: np.uint64, side: str = "right") -> int:
+def _cut(part: Part, hashed: np.uint64, side: str) -> int:
     places = part.run.hashes[part.first : part.stop]
     return part.first + int(np.searchsorted(places, hashed, side=side))  # type: ignore[call-overload]
 
@@ -208,21 +197,12 @@ def _batch(schema: pa.Schema, run: Run, first: int, stop: int) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class Resting(Protocol):
-    """The scratch permit of a scan, held only while it reads."""
-
-    def rest(self) -> None: ...
-
-    def go_on(self) -> None: ...
-
-
 class RangeScan:
     """An open scan: iterate it once, and close it, preferably with `with`."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], holding: Holding, scratch: Resting) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], holding: Holding) -> None:
         self._batches = batches
         self._holding = holding
-        self._scratch = scratch
         self._closed = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -232,13 +212,13 @@ class RangeScan:
         if self._closed:
             raise StopIteration
         try:
-            self._scratch.go_on()
+            self._holding.go_on()
             return next(self._batches)
         except BaseException:  # end or error: nothing more will be read
             self.close()
             raise
         finally:
-            self._scratch.rest()
+            self._holding.rest()
 
     def __enter__(self) -> RangeScan:
         return self

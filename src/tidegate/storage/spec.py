@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.storage.runs.columns import Int32s
 
 RESERVED = ("key", "ts", "seq", "deleted")
 
@@ -46,8 +47,8 @@ class Cursor(NamedTuple):
     seq: int
 
 
-LOWEST = Cursor(-(2**63), -(2**63))
-HIGHEST = Cursor(2**63 - 1, 2**63 - 1)
+EARLIEST = -(2**63)
+LATEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class StoreSpec:
     segment_ms: int = 0  # the time segment's interval; 0: one time segment is one bucket
     rows: pa.Schema = field(init=False, repr=False, compare=False)
     """The columns of a run's rows: cursor, tombstone mark (`last` only), payload."""
+    visible: pa.Schema = field(init=False, repr=False, compare=False)
+    """The columns returned to readers: cursor and payload; tombstones are never returned."""
     earlier: tuple[EarlierShape, ...] = field(default=(), init=False, repr=False, compare=False)
     """Shapes that packs of this store may still have; see `grown_from`."""
     fingerprint: str = field(init=False, repr=False, compare=False)
@@ -103,6 +106,7 @@ class StoreSpec:
         mark = [pa.field("deleted", pa.bool_(), nullable=False)] if self.merge is Merge.LAST else []
         cursor = [pa.field(name, pa.int64(), nullable=False) for name in ("ts", "seq")]
         object.__setattr__(self, "rows", pa.schema([*cursor, *mark, *list(self.payload)]))
+        object.__setattr__(self, "visible", pa.schema([*cursor, *list(self.payload)]))
         object.__setattr__(self, "fingerprint", self._fingerprint())
 
     def _fingerprint(self) -> str:
@@ -140,6 +144,16 @@ class StoreSpec:
     def shape_of(self, fingerprint: str) -> EarlierShape | None:
         """The earlier shape with this fingerprint."""
         return next((each for each in self.earlier if each.spec.fingerprint == fingerprint), None)
+
+    def fold(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
+        """Merge states, given column by column: one state for each of `count` groups, as `Aggregate.merge` does."""
+        merged: list[pa.Array] = []
+        at = 0
+        for aggregate in self.aggregates:
+            width = len(aggregate.state)
+            merged += aggregate.merge(states[at : at + width], groups, count)
+            at += width
+        return merged
 
     def bucket_of(self, ts: int) -> int:
         """The start of the bucket of `ts`."""

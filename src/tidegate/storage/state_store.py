@@ -9,7 +9,6 @@ Thread rule: writes of one namespace one at a time (the cache sees to it), reads
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.errors import InternalError, InvalidError
+from tidegate.errors import InvalidError
 from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.parts import STATE_PREFIX, AttachedStore, Tasks, TaskStorage
 from tidegate.storage.reader import RangeRequest, StorageReader
@@ -42,43 +41,43 @@ def state_store_of(namespace: str) -> PlainState:
 
 
 class StateStore:
-    """`BlobShelf` over the worker's own stores."""
+    """The blobs of state by (task, namespace, key), in columns.
+
+    What was written is read from then on, by any thread; inside one write the later row of a key wins. A blob that is
+    not there is a False in the mask of `read`, one that could not be read an error (INV-24).
+    """
+
+    writer: StorageWriter  # set by the runtime, because the writer is made later
 
     def __init__(self, tasks: Tasks, reader: StorageReader, max_run_rows: int) -> None:
         self._tasks = tasks
         self._reader = reader
         self._max_run_rows = max_run_rows
-        self._writer: StorageWriter | None = None
-        self._lock = threading.Lock()
-
-    def write_with(self, writer: StorageWriter) -> None:
-        """Set the writer; called once, when the runtime is built."""
-        self._writer = writer
 
     def write(
         self, task: str, namespace: str, keys: pa.BinaryArray, blobs: pa.BinaryArray, deleted: pa.BooleanArray
     ) -> None:
-        if self._writer is None:
-            raise InternalError("the shelf of state blobs is used before the runtime is put together")
-        storage = self._tasks.get(task)
+        """Set the blob of each key, or remove it where `deleted`; atomic."""
+        storage = self._tasks[task]
         store = _store(storage, namespace)
         zeros = pa.array(np.zeros(len(keys), np.int64))
         rows = pa.RecordBatch.from_arrays(
             [keys, zeros, zeros, deleted, blobs], names=["key", "ts", "seq", "deleted", "blob"]
         )
         runs = build_runs(store.spec, rows, first_seq=None, max_rows=self._max_run_rows)
-        store.state.index.insert(self._writer.accept(storage, store, runs, rows.num_rows, forced=True))
+        store.state.index.insert(self.writer.accept(store, runs, rows.num_rows, forced=True))
 
     def read(
         self, task: str, namespace: str, keys: pa.BinaryArray
     ) -> tuple[npt.NDArray[np.bool_], pa.BinaryArray]:
-        state = _store(self._tasks.get(task), namespace).state
+        """Return a mask of the keys with a blob, and the blobs, null where there is none."""
+        state = _store(self._tasks[task], namespace).state
         plan = self._reader.plan(task, state, [RangeRequest(keys)])
         with self._reader.load(plan) as loaded:
-            table = loaded.to_table()
-        places = pc.index_in(keys, value_set=_one(table.column("key")))
+            table = loaded.to_table().combine_chunks()
+        places = pc.index_in(keys, value_set=table.column("key"))
         found: npt.NDArray[np.bool_] = places.is_valid().to_numpy(zero_copy_only=False)
-        return found, _one(table.column("blob")).take(places)
+        return found, table.column("blob").take(places).combine_chunks()
 
 
 def _store(storage: TaskStorage, namespace: str) -> AttachedStore:
@@ -88,11 +87,3 @@ def _store(storage: TaskStorage, namespace: str) -> AttachedStore:
             f"state {namespace} of task {storage.task} has no values by key: open its handle with keyed=True"
         )
     return found
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
-    )

@@ -6,10 +6,7 @@ in the pool, and returns an `AppendBatch` for each; `index.insert` makes them vi
 are merged first.
 
 A1  a refused append changes nothing: budgets are released, no row number is used, and evicted keys have only moved to
-    the backend.
-
-Runs are built before the backlog is acquired, because only then is their size known: for `last` and `fold` it can be a
-hundredth of the input rows.
+    the backend. So runs are built before the backlog is acquired: only then is their size known.
 
 Thread rule: one appending thread for each task; the rest from any thread. No lock is held while waiting.
 """
@@ -26,7 +23,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError, OverloadError
 from tidegate.kernels.run_merge import match_runs
-from tidegate.storage.index import AppendBatch, BucketIndex, BucketIndexState, HotCopy, Pruned, RunEntry
+from tidegate.storage.index import AppendBatch, BucketIndexState, Pruned, RunEntry
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
 from tidegate.storage.runs.build import FoldedRows, SortedRows, build_runs, build_sorted_runs
@@ -40,7 +37,7 @@ from tidegate.storage.runs.columns import (
     words,
 )
 from tidegate.storage.runs.run import Int64s, Run
-from tidegate.storage.spec import Cursor, Merge, StoreSpec
+from tidegate.storage.spec import Merge
 
 
 class StorageWriter:
@@ -61,13 +58,11 @@ class StorageWriter:
         Columns: `key`, `ts`, and by kind `seq`, `deleted`, payload or inputs. Raises `OverloadError` if the backlog
         stays full for `timeout_ms` (default: the configured timeout); then nothing was accepted.
         """
-        storage = self._parts.tasks.get(task)
-        storage.check()
-        store = storage.store_of(state)
+        store = self._store(task, state)
         if rows.num_rows == 0:
             return []
         runs = self._build(store, rows)
-        return self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
+        return self.accept(store, runs, rows.num_rows, timeout_ms=timeout_ms)
 
     def append_merged(
         self, task: str, state: BucketIndexState, rows: pa.RecordBatch
@@ -78,11 +73,13 @@ class StorageWriter:
         of them finds the rows with the same identity (`kernels/run_merge.py`), and only those are merged. Raises
         `OverloadError` without memory for the merge; then nothing was accepted.
         """
-        storage = self._parts.tasks.get(task)
-        batches, whole = self._append_folded(storage, state, rows)
+        store = self._store(task, state)
+        whole: list[FoldedRows] = []
+        runs = self._build(store, rows, whole)
+        batches = self.accept(store, runs, rows.num_rows)
         try:
-            with _Before(self._parts, storage, state.index) as before:
-                return batches, before.merge(batches, whole)
+            with _Before(store) as before:
+                return batches, before.merge(batches, whole[0] if len(whole) == 1 else None)
         except BaseException:
             self.undo(task, batches)
             raise
@@ -91,19 +88,16 @@ class StorageWriter:
         self, task: str, state: BucketIndexState, rows: SortedRows, *, timeout_ms: int | None = None
     ) -> list[AppendBatch]:
         """`append` to a `last` store for rows that ascend by (hash of the key, key, ts)."""
-        storage = self._parts.tasks.get(task)
-        storage.check()
-        store, config, count = storage.store_of(state), self._parts.config, len(rows.order)
+        store, config, count = self._store(task, state), self._parts.config, len(rows.order)
         step = max(1, count * config.max_batch_bytes // max(rows.nbytes, config.max_batch_bytes))
         runs: list[Run] = []
         for start in range(0, max(count, 1), step):
             piece = rows if step >= count else rows.slice(start, start + step)
             runs += build_sorted_runs(store.spec, piece, max_rows=config.max_run_rows)
-        return self.accept(storage, store, runs, count, timeout_ms=timeout_ms) if runs else []
+        return self.accept(store, runs, count, timeout_ms=timeout_ms) if runs else []
 
     def accept(
         self,
-        storage: TaskStorage,
         store: AttachedStore,
         runs: Sequence[Run],
         numbers: int,
@@ -112,23 +106,23 @@ class StorageWriter:
         forced: bool = False,
     ) -> list[AppendBatch]:
         """Charge and cache built runs; `forced` for state blobs, whose flush must never wait."""
-        parts, task = self._parts, storage.task
+        parts, task = self._parts, store.task.task
         charge = sum(run.nbytes for run in runs)
         try:
-            batches = self._take_in(storage, runs, charge, timeout_ms, forced=forced)
+            batches = self._take_in(store.task, runs, charge, timeout_ms, forced=forced)
         except OverloadError as error:
             parts.stats.overloaded(task, error.reason)
             raise
         if store.spec.merge is Merge.APPEND:
             store.next_seq += numbers
-        parts.stats.appended(task, rows=numbers, nbytes=charge)
+        parts.stats.count(task, appended_rows=numbers, appended_bytes=charge)
         return batches
 
     def undo(self, task: str, batches: Iterable[AppendBatch]) -> None:
         """Release what `append` accepted and the operator did not insert."""
-        storage = self._parts.tasks.get(task)
+        storage = self._parts.tasks[task]
         batches = list(batches)
-        self._parts.drop_hot(storage, [each.hot for each in batches])
+        storage.drop_hot([each.hot for each in batches])
         self._parts.backlog.release(sum(each.charge for each in batches), task=task)
 
     # -- progress --------------------------------------------------------------------------------
@@ -153,20 +147,15 @@ class StorageWriter:
 
     def relieve(self, task: str) -> int:
         """Bring the task's memory below its limits on this thread; returns the bytes freed."""
-        self._parts.tasks.get(task).check()
+        self._parts.tasks[task].check()
         return self._relieve(task, 0)
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _append_folded(
-        self, storage: TaskStorage, state: BucketIndexState, rows: pa.RecordBatch
-    ) -> tuple[list[AppendBatch], FoldedRows | None]:
-        """The runs, and all their rows as one `FoldedRows` unless the batch was split."""
+    def _store(self, task: str, state: BucketIndexState) -> AttachedStore:
+        storage = self._parts.tasks[task]
         storage.check()
-        store = storage.store_of(state)
-        whole: list[FoldedRows] = []
-        runs = self._build(store, rows, whole)
-        return self.accept(storage, store, runs, rows.num_rows), whole[0] if len(whole) == 1 else None
+        return storage.store_of(state)
 
     def _build(
         self, store: AttachedStore, rows: pa.RecordBatch, whole: list[FoldedRows] | None = None
@@ -205,36 +194,21 @@ class StorageWriter:
                     storage.key_lru.touch(run.hashes)
                 self._relieve(task, charge)
             hot = parts.write_buffer.put_all(task, runs, forced=forced)
-            return [_append_batch(run, copy) for run, copy in zip(runs, hot, strict=True)]
+            return [
+                AppendBatch(run.bucket, copy, run.row_count, run.nbytes, run.nbytes, run.min_ts, run.max_ts)
+                for run, copy in zip(runs, hot, strict=True)
+            ]
         except BaseException:
             parts.backlog.release(charge, task=task)
             raise
 
     def _gone(self, task: str, pruned: Pruned) -> Pruned:
-        storage = self._parts.tasks.get(task)
-        self._parts.retire(storage, pruned.stored)
-        self._parts.drop_hot(storage, pruned.hot)
+        storage = self._parts.tasks[task]
+        storage.retire(pruned.stored)
+        storage.drop_hot(pruned.hot)
         self._parts.backlog.release(pruned.charge, task=task)
-        self._parts.stats.pruned(task, rows=pruned.rows, nbytes=pruned.charge)
+        self._parts.stats.count(task, pruned_rows=pruned.rows, pruned_bytes=pruned.charge)
         return pruned
-
-
-def _append_batch(run: Run, hot: HotCopy) -> AppendBatch:
-    min_ts, max_ts, seq = run.min_ts, run.max_ts, run.seq
-    lowest = highest = 0
-    if seq.any():
-        lowest, highest = int(seq[run.ts == min_ts].min()), int(seq[run.ts == max_ts].max())
-    return AppendBatch(
-        bucket=run.bucket,
-        hot=hot,
-        rows=run.row_count,
-        nbytes=run.nbytes,
-        charge=run.nbytes,
-        min_ts=min_ts,
-        max_ts=max_ts,
-        min_cursor=Cursor(min_ts, lowest),
-        max_cursor=Cursor(max_ts, highest),
-    )
 
 
 # -- what an append to a fold store became ---------------------------------------------------------
@@ -266,14 +240,11 @@ def touched_rows(parts: Sequence[AppendBatch]) -> list[TouchedRows]:
 class _Before(ExitStack):
     """The older runs of a store: a lease on packs, and a scratch permit once a stored run is read."""
 
-    def __init__(self, parts: StorageParts, task: TaskStorage, index: BucketIndex) -> None:
+    def __init__(self, store: AttachedStore) -> None:
         super().__init__()
-        self._parts, self._task, self._index = parts, task, index
+        self._task, self._index, self._spec = store.task, store.state.index, store.spec
+        self._parts = store.task.parts
         self._has_permit = False
-
-    @property
-    def _spec(self) -> StoreSpec:
-        return self._index.spec
 
     def merge(self, parts: Sequence[AppendBatch], whole: FoldedRows | None) -> MergedRows:
         """Merge the rows of these parts with older states; `whole` has all rows, None if the batch was split."""
@@ -330,18 +301,13 @@ class _Before(ExitStack):
         pieces = [*older, [gather(column, places) for column in rows.states]]
         states = [pa.concat_arrays(list(columns)) for columns in zip(*pieces, strict=True)]
         groups = np.concatenate([met, np.arange(len(places), dtype=np.int32)])
-        at, merged = 0, []
-        for each in self._spec.aggregates:
-            width = len(each.state)
-            merged += each.merge(states[at : at + width], groups, len(places))
-            at += width
-        return merged
+        return self._spec.fold(states, groups, len(places))
 
     def _load(self, entry: RunEntry) -> Run:
         if not entry.is_hot and not self._has_permit:
             self.callback(self._parts.scratch.permit(Scratch.READER).close)
             self._has_permit = True
-        return self._parts.load(self._task, self._spec, entry)
+        return self._task.load_all(self._spec, [entry])[0]
 
 
 def _joined(runs: Sequence[Run]) -> FoldedRows:

@@ -6,19 +6,14 @@ B1  `put` is atomic: no reader ever sees a partial object, also after a crash, a
 B2  an object never changes. Putting an existing name with other bytes raises `ConflictError`.
 B3  `publish` is a compare-and-swap: of any number of callers with the same expectation exactly one wins.
     Versions never repeat, also when the same bytes are published again.
-B4  absent is `MissingObjectError` (or None by the signature); unreachable is `UnavailableError`. They are never
-    confused.
+B4  absent is `MissingObjectError` (or None by the signature); unreachable is `UnavailableError`.
 B5  a buffer from `read` starts at a multiple of 64 and stays valid after `delete` and `close`.
 
-Names are `/`-separated; see `check_name`. `list` goes by folder: `list("a/b")` never yields `a/bc`. It includes
-unfinished `put`s (names ending in `.tmp`), which only `delete` accepts.
+Names are `/`-separated; see `check_name`. `list` goes by folder, and includes unfinished `put`s (names ending in
+`.tmp`), which only `delete` accepts. `identity` is a permanent unique id: a token of another backend is refused.
+Several objects are put together by `put_all`; after an error some of them may exist and others not.
 
-`put_all` puts several objects: by the backend's own method if it has one (a folder writes one object while it syncs
-another), else by concurrent puts (`overlap`), because a remote store handles many in the time of one. Every object has
-the guarantees of `put`; after an error some of them may exist and others not.
-
-`identity` is a permanent unique id of a backend: a token of another backend is refused. Thread rule: every method may
-be called from any thread.
+Thread rule: every method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -93,40 +88,31 @@ class StorageBackend(Protocol):
     @property
     def address(self) -> str | None:
         """The address for `open_backend` in another process; None when only this process can open it."""
-        ...
 
     @property
     def is_remote(self) -> bool:
         """Whether calls mostly wait, so that concurrent calls pay."""
-        ...
 
     def put(self, name: str, parts: Sequence[Part]) -> None:
         """Create an object, durable on return; `ConflictError` when the name holds other bytes."""
-        ...
 
     def read(self, name: str) -> pa.Buffer:
         """The whole object, mapped or held in memory; `MissingObjectError` when absent."""
-        ...
 
     def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
         """Write small data if the version is `expected` (None: absent); the new version, or `ConflictError`."""
-        ...
 
     def read_published(self, name: str) -> tuple[bytes, str] | None:
         """The published bytes and their version; None when nothing was published."""
-        ...
 
     def delete(self, name: str) -> None:
         """Remove an object or a published name; idempotent."""
-        ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below the folder `prefix` (empty: all), in any order."""
-        ...
 
     def forget(self, name: str) -> bool:
         """Drop local copies of a remote object; returns whether there was one, so that a retry may succeed."""
-        ...
 
     def close(self) -> None: ...
 

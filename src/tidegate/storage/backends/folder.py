@@ -20,10 +20,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import pyarrow as pa
@@ -64,10 +63,6 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     identity: str
 
 
-def _alone(view: memoryview) -> list[memoryview]:
-    return [view]
-
-
 class _Syncers:
     """Threads that sync files, reused across puts: starting threads costs as much as a small file."""
 
@@ -89,49 +84,6 @@ class _Syncers:
             threads, self._threads = self._threads, None
         if threads is not None and self._process == os.getpid():
             threads.shutdown(wait=True)
-
-
-class _Syncs:
-    """Written files, synced concurrently and closed by the end of the block."""
-
-    def __init__(self, syncers: _Syncers | None) -> None:
-        self._syncers = syncers
-        self._waiting: File | None = None
-        self._files: list[File] = []
-        self._syncing: list[Future[None]] = []
-
-    def own(self, file: File) -> None:
-        """Close the file at the end of the block, also after errors."""
-        self._files.append(file)
-
-    def sync(self, file: File) -> None:
-        """Start to sync a written file; the first one is deferred until there is a second."""
-        if self._syncers is None:
-            file.sync()
-        elif not self._syncing and self._waiting is None:
-            self._waiting = file
-        else:
-            for each in (self._waiting, file):
-                if each is not None:
-                    self._syncing.append(self._syncers.submit(each.sync))
-            self._waiting = None
-
-    def __enter__(self) -> _Syncs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            wait(self._syncing)
-            if error is None:
-                if self._waiting is not None:
-                    self._waiting.sync()
-                for each in self._syncing:
-                    each.result()
-        finally:
-            for file in self._files:
-                file.close()
 
 
 class FolderBackend:
@@ -166,7 +118,13 @@ class FolderBackend:
         with _writable(root):
             if create:
                 self._files.mkdir(root)
-            self.identity = self._read_or_make_identity()
+            self.identity = identity_of(
+                self._read_identity,
+                self._make_identity,
+                is_empty=self._is_empty,
+                where=str(root),
+                file=IDENTITY_FILE,
+            )
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -176,9 +134,26 @@ class FolderBackend:
     def put_all(self, objects: Iterable[tuple[str, Sequence[Part]]]) -> None:
         """Put several objects: one is synced while the next is written, and each folder is synced once."""
         written: list[tuple[str, Path, Path, Sequence[Part]]] = []
-        folders: dict[str, Path] = {}  # each is checked once, not once per object
         try:
-            with _Syncs(None if self._files.is_watched else self._syncers) as syncs:
+            self._write_all(objects, written)
+            for each in written:
+                self._link(*each)
+        finally:
+            for _, _, temporary, _ in written:
+                self._files.unlink(temporary, missing_ok=True)
+        self._sync_folders(list(dict.fromkeys(path.parent for _, path, _, _ in written)))
+
+    def _write_all(
+        self,
+        objects: Iterable[tuple[str, Sequence[Part]]],
+        written: list[tuple[str, Path, Path, Sequence[Part]]],
+    ) -> None:
+        """Write each object to a temporary file and sync it; `written` lists them, also after an error."""
+        folders: dict[str, Path] = {}  # each is checked once, not once per object
+        waiting: list[File] = []  # the first file is not synced on a thread before there is a second
+        syncing: list[Future[None]] = []
+        with ExitStack() as opened:
+            try:
                 for name, parts in objects:
                     self._check_writable(name)
                     above, _, last = check_name(name).rpartition("/")
@@ -187,19 +162,26 @@ class FolderBackend:
                     path = folders[above] / last
                     temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
                     written.append((name, path, temporary, parts))
-                    file = self._files.open(temporary, new=True)
-                    syncs.own(file)
-                    position = 0
-                    for group in map(_alone, chunks(parts)) if self._files.is_watched else groups(parts):
-                        file.write_parts(position, group)
-                        position += sum(view.nbytes for view in group)
-                    syncs.sync(file)
-            for each in written:
-                self._link(*each)
-        finally:
-            for _, _, temporary, _ in written:
-                self._files.unlink(temporary, missing_ok=True)
-        self._sync_folders(list(dict.fromkeys(path.parent for _, path, _, _ in written)))
+                    file = opened.enter_context(self._files.open(temporary, new=True))
+                    self._write(file, parts)
+                    waiting.append(file)
+                    if self._files.is_watched:
+                        waiting.pop().sync()
+                    elif syncing or len(waiting) > 1:
+                        syncing += [self._syncers.submit(each.sync) for each in waiting]
+                        waiting.clear()
+                for file in waiting:
+                    file.sync()
+            finally:
+                wait(syncing)
+            for each in syncing:
+                each.result()
+
+    def _write(self, file: File, parts: Sequence[Part]) -> None:
+        position = 0
+        for group in ([view] for view in chunks(parts)) if self._files.is_watched else groups(parts):
+            file.write_parts(position, group)
+            position += sum(view.nbytes for view in group)
 
     def _sync_folders(self, folders: Sequence[Path]) -> None:
         """Sync these folders concurrently, which is faster than one by one."""
@@ -227,10 +209,7 @@ class FolderBackend:
         temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
         try:
             with self._files.open(temporary, new=True) as file:
-                position = 0
-                for group in groups(parts):
-                    file.write_parts(position, group)
-                    position += sum(view.nbytes for view in group)
+                self._write(file, parts)
                 file.sync()
             self._files.rename(temporary, path)
         finally:
@@ -351,36 +330,46 @@ class FolderBackend:
             finally:
                 lock.release()
 
-    def _read_or_make_identity(self) -> str:
+    def _make_identity(self) -> bytes:
         path = self.root / IDENTITY_FILE
-        sealed = self._read_identity(path)
-        if sealed is None and next(self._walk_objects(), None) is not None:
-            sealed = self._read_identity(path)  # once more: another process may just have made it, and them
-            if sealed is None:
-                raise CorruptError(
-                    f"{path} is missing although {self.root} holds objects; restore it from a copy, or give tidegate "
-                    f"an empty folder",
-                    path=path,
-                    kafka_name=None,
-                )
-        if sealed is None and not self._create:
+        if not self._create:
             raise no_state(str(self.root))
-        if sealed is None:
-            try:
-                self._files.publish_new(path, seal(IDENTITY, Identity(self._randomness.uuid().hex)))
-            except ConflictError:
-                pass  # another process made it concurrently: use that one
-            sealed = self._files.read(path, limit=4096)
-        return unseal(IDENTITY, sealed, Identity, name=str(path)).identity
-
-    def _read_identity(self, path: Path) -> bytes | None:
         try:
-            return self._files.read(path, limit=4096)
+            self._files.publish_new(path, seal(IDENTITY, Identity(self._randomness.uuid().hex)))
+        except ConflictError:
+            pass  # another process made it concurrently: use that one
+        return self._files.read(path, limit=4096)
+
+    def _read_identity(self) -> bytes | None:
+        try:
+            return self._files.read(self.root / IDENTITY_FILE, limit=4096)
         except FileNotFoundError:
             return None
 
-    def _walk_objects(self) -> Iterator[ObjectInfo]:
-        return (each for each in self._walk(self.root, "") if not each.name.endswith(TEMPORARY))
+    def _is_empty(self) -> bool:
+        return all(each.name.endswith(TEMPORARY) for each in self._walk(self.root, ""))
+
+
+def identity_of(
+    read: Callable[[], bytes | None],
+    make: Callable[[], bytes],
+    *,
+    is_empty: Callable[[], bool],
+    where: str,
+    file: str,
+) -> str:
+    """Read a backend's identity; make it where nothing was stored before."""
+    sealed = read()
+    if sealed is None and not is_empty():
+        sealed = read()  # once more: another process may just have made it, and objects
+        if sealed is None:
+            raise CorruptError(
+                f"{file} is missing although {where} holds objects; restore it from a copy, or give tidegate an empty "
+                "place",
+                path=file,
+                kafka_name=None,
+            )
+    return unseal(IDENTITY, make() if sealed is None else sealed, Identity, name=f"{where}/{file}").identity
 
 
 @contextmanager

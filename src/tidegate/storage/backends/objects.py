@@ -14,11 +14,10 @@ O4  a large object is uploaded in parts and appears whole after the last. Multip
 O5  large objects are kept as local copies and mapped; small objects are held in memory. So an object that another
     process deleted may stay readable here for a while; its content is valid, because names are never reused.
 
-A local copy (`LocalCopies`) is the object's bytes and 36 bytes after them: length u64, CRC-32C of the bytes u32,
-digest of the name (16 bytes), magic. A copy left by another process is fully verified before its first use; a
-truncated or damaged one is downloaded again. Copies are not synced, because losing one costs only a download. Above
-`limit_bytes` the least recently used copies are removed (one larger than the limit stays until the next). Removing a
-copy does not affect processes that mapped it. Several processes may share the folder.
+A local copy (`LocalCopies`) is the object's bytes and 36 bytes after them: length u64, CRC-32C of the bytes u32, digest
+of the name (16 bytes), magic. A copy left by another process is fully verified before its first use. Copies are not
+synced, because losing one costs only a download. Above `limit_bytes` the least recently used ones are removed, which
+does not affect processes that mapped them. Several processes may share the folder.
 
 Safe from any thread.
 """
@@ -34,11 +33,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from tidegate.errors import ConflictError, CorruptError, InvalidError, UnavailableError
+from tidegate.errors import ConflictError, InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.base import (
@@ -56,11 +55,15 @@ from tidegate.storage.backends.base import (
     total_size,
     view_of,
 )
-from tidegate.storage.backends.folder import IDENTITY, IDENTITY_FILE, Identity
-from tidegate.storage.backends.sealed import crc32c, seal, seal_published, unseal, unseal_published
+from tidegate.storage.backends.folder import IDENTITY, IDENTITY_FILE, Identity, identity_of
+from tidegate.storage.backends.sealed import crc32c, seal, seal_published, unseal_published
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+try:
+    import obstore
+    from obstore import exceptions
+    from obstore.store import ObjectStore, from_url
+except ImportError as error:
+    raise InvalidError("object stores need an extra: pip install 'tidegate[objects]'") from error
 
 
 # -- local copies ------------------------------------------------------------------------------------
@@ -227,7 +230,13 @@ class ObjectsBackend:
         self._randomness = randomness or SystemRandomness()
         if not read_only:
             self._check_conditional_puts()
-        self.identity = self._read_or_make_identity()
+        self.identity = identity_of(
+            self._read_identity,
+            self._make_identity,
+            is_empty=lambda: next(self.list(""), None) is None,
+            where=where,
+            file=IDENTITY_FILE,
+        )
         self._copies = LocalCopies(
             cache / self.identity,
             limit_bytes=cache_bytes,
@@ -236,39 +245,15 @@ class ObjectsBackend:
         )
 
     @classmethod
-    def open(
-        cls,
-        url: str,
-        *,
-        cache: Path,
-        create: bool = True,
-        read_only: bool = False,
-        cache_bytes: int = CACHE_BYTES,
-        options: Mapping[str, str] | None = None,
-        files: Files | None = None,
-        randomness: Randomness | None = None,
-    ) -> ObjectsBackend:
+    def open(cls, url: str, *, options: Mapping[str, str] | None = None, **settings: Any) -> ObjectsBackend:
         """Open `s3://bucket/prefix`, `gs://…`, `az://…`; `options` are the store's own (`endpoint`, `region`, …)."""
-        store = _connect(url, dict(options or {}))
-        opened = cls(
-            store,
-            where=url,
-            cache=cache,
-            create=create,
-            read_only=read_only,
-            cache_bytes=cache_bytes,
-            files=files,
-            randomness=randomness,
-        )
+        opened = cls(_connect(url, dict(options or {})), where=url, **settings)
         opened.address = None if options else url
         return opened
 
     # -- objects ---------------------------------------------------------------------------------
 
     def put(self, name: str, parts: Sequence[Part]) -> None:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
         self._check_writable(name)
         with self._reaching("put", name):
             try:
@@ -278,15 +263,13 @@ class ObjectsBackend:
                 if not self._exists(name):
                     obstore.put(self._store, name, chunks(parts, CHUNK_BYTES), use_multipart=True)
                     return
-            except AlreadyExistsError:
+            except exceptions.AlreadyExistsError:
                 pass
         if not same_bytes(parts, self.read(name)):
             raise ConflictError(f"{name} exists already on {self._where} with other bytes; take a fresh name")
 
     def replace(self, name: str, parts: Sequence[Part]) -> None:
         """Put other bytes in the place of an object, whole or not at all: for `signed.resign` alone."""
-        import obstore
-
         self._check_writable(name)
         with self._reaching("put", name):
             if total_size(parts) <= WHOLE_PUT_BYTES:
@@ -296,8 +279,6 @@ class ObjectsBackend:
         self._copies.drop(name)
 
     def read(self, name: str) -> pa.Buffer:
-        import obstore
-
         self._check(name)
         copy = self._copies.get(name)
         if copy is not None:
@@ -321,8 +302,6 @@ class ObjectsBackend:
         return content
 
     def delete(self, name: str) -> None:
-        import obstore
-
         self._check_writable(name, temporary=True)
         try:
             with self._reaching("delete", name):
@@ -332,8 +311,6 @@ class ObjectsBackend:
         self._copies.drop(name)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        import obstore
-
         folder = check_prefix(prefix)
         with self._reaching("list", prefix or "everything"):
             for page in obstore.list(self._store, prefix=folder or None, chunk_size=1000):
@@ -352,9 +329,6 @@ class ObjectsBackend:
     # -- published -------------------------------------------------------------------------------
 
     def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
         self._check_writable(name)
         nonce = self._randomness.uuid().hex
         sealed = seal_published(name, nonce, data)
@@ -368,7 +342,7 @@ class ObjectsBackend:
         try:
             with self._reaching("publish", name):
                 obstore.put(self._store, name, sealed, mode=mode)
-        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError):
             settled = self._read_published(name)  # O2
             if settled is None or settled[1] != nonce:
                 raise ConflictError(f"{name} was published by another; read it again, then decide") from None
@@ -380,8 +354,6 @@ class ObjectsBackend:
 
     def _read_published(self, name: str) -> tuple[bytes, str, str] | None:
         """The bytes, their nonce (our version) and the store's ETag."""
-        import obstore
-
         try:
             with self._reaching("read", name):
                 found = obstore.get(self._store, name)
@@ -395,13 +367,14 @@ class ObjectsBackend:
 
     def _check_conditional_puts(self) -> None:
         """Test conditional puts (O1) on a temporary object."""
-        import obstore
-
         name = f"{PROBE_PREFIX}{self._randomness.uuid().hex}"
         with self._reaching("open", name):
             try:
-                kept = self._conditional_puts_hold(name)
-            except NotImplementedError:
+                first = self._probe(name, b"1", "create")
+                kept = first is not None and self._probe(name, b"2", "create") is None
+                second = self._probe(name, b"3", {"e_tag": first}) if kept else None
+                kept = second is not None and self._probe(name, b"4", {"e_tag": first}) is None
+            except (exceptions.NotSupportedError, NotImplementedError):
                 kept = False
             obstore.delete(self._store, name)
         if not kept:
@@ -410,43 +383,14 @@ class ObjectsBackend:
                 f"win; use a store that has it, or a plain path for a local folder"
             )
 
-    def _conditional_puts_hold(self, name: str) -> bool:
-        first = self._probe(name, b"1", "create")
-        if first is None or self._probe(name, b"2", "create") is not None:
-            return False
-        second = self._probe(name, b"3", {"e_tag": first})
-        return second is not None and self._probe(name, b"4", {"e_tag": first}) is None
-
     def _probe(self, name: str, data: bytes, mode: Any) -> str | None:
         """The ETag of a conditional put, None when it was refused."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
-
         try:
             return obstore.put(self._store, name, data, mode=mode)["e_tag"]
-        except (AlreadyExistsError, PreconditionError):
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             return None
-        except NotSupportedError as error:
-            raise NotImplementedError(str(error)) from error
-
-    def _read_or_make_identity(self) -> str:
-        sealed = self._read_identity()
-        if sealed is None and next(self.list(""), None) is not None:
-            sealed = self._read_identity()  # once more: another process may just have made it, and them
-            if sealed is None:
-                raise CorruptError(
-                    f"{IDENTITY_FILE} is missing although {self._where} holds objects; restore it from a copy, or give "
-                    f"tidegate an empty prefix",
-                    path=IDENTITY_FILE,
-                    kafka_name=None,
-                )
-        if sealed is None:
-            sealed = self._make_identity()
-        return unseal(IDENTITY, sealed, Identity, name=f"{self._where}/{IDENTITY_FILE}").identity
 
     def _read_identity(self) -> bytes | None:
-        import obstore
-
         try:
             with self._reaching("read", IDENTITY_FILE):
                 return bytes(obstore.get(self._store, IDENTITY_FILE).bytes())
@@ -454,9 +398,6 @@ class ObjectsBackend:
             return None
 
     def _make_identity(self) -> bytes:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
         if not self._create:
             raise no_state(self._where)
         fresh = seal(IDENTITY, Identity(self._randomness.uuid().hex))
@@ -464,7 +405,7 @@ class ObjectsBackend:
             try:
                 obstore.put(self._store, IDENTITY_FILE, fresh, mode="create")
             except (
-                AlreadyExistsError
+                exceptions.AlreadyExistsError
             ):  # made concurrently by another process, or by a put whose response was lost
                 fresh = bytes(obstore.get(self._store, IDENTITY_FILE).bytes())
         return fresh
@@ -482,8 +423,6 @@ class ObjectsBackend:
             raise read_only_error(self._where, name)
 
     def _exists(self, name: str) -> bool:
-        import obstore
-
         try:
             with self._reaching("look up", name):
                 obstore.head(self._store, name)
@@ -494,8 +433,6 @@ class ObjectsBackend:
     @contextmanager
     def _reaching(self, doing: str, name: str) -> Iterator[None]:
         """Convert the client's errors to ours, with a remedy (O3)."""
-        from obstore import exceptions
-
         passed = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
         try:
             yield
@@ -522,11 +459,6 @@ class ObjectsBackend:
 
 
 def _connect(url: str, options: dict[str, str]) -> ObjectStore:
-    try:
-        from obstore import exceptions
-        from obstore.store import from_url
-    except ImportError as error:
-        raise InvalidError("object stores need an extra: pip install 'tidegate[objects]'") from error
     client: Any = {"timeout": "60s", "connect_timeout": "10s"}
     if _has_plain_endpoint(options):
         client["allow_http"] = True

@@ -9,13 +9,10 @@ A sealed file (manifest, token, published object, identity) is
     16  body     msgpack
     …   crc      u32       CRC-32C of everything before it
 
-little endian, without trailing bytes. `unseal` checks all of it before the body is decoded, so a flipped bit,
-truncation and extra bytes are detected; the caller detects a valid file in the wrong place by the names in the body. A
-checksum is not a signature: it detects accidents only.
-
-A published object contains its own name and a nonce besides the data. The nonce makes equal data published twice two
-versions (B3), and tells a writer whose response was lost whether it won; the name detects a file copied to another
-name.
+little endian, without trailing bytes. `unseal` checks all of it before the body is decoded; the caller detects a valid
+file in the wrong place by the names in the body. A checksum is not a signature: it detects accidents only. A published
+object contains its own name, and a nonce that makes equal data published twice two versions (B3) and tells a writer
+whose response was lost whether it won.
 
 Names: `<task>/packs/<store>/<segment>-<unique>.pack` and `<task>/manifests/<number>-<unique>.manifest`. A task id may
 hold `/`; everything outside letters, digits and `._=+@~,-` is percent-escaped, and so is a leading dot, so that

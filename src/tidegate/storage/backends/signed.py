@@ -3,18 +3,16 @@
     TIDEGATE_STATE_KEY        one key, or several with commas between
     TIDEGATE_STATE_KEY_FILE   instead: a file with one key a line
 
-A key is at least 32 random bytes, as hex or base64 (`openssl rand -hex 32`). The first key signs; all of them verify,
-so that a key can be replaced while state that the previous one signed is still read.
-
-The backend wraps the folder and the object store, transparently for all other layers. With a key, a stored file begins
-with 64 bytes (numbers are little-endian), followed by the object's bytes:
+A key is at least 32 random bytes, as hex or base64. The first key signs; all of them verify. With a key, a stored file
+begins with 64 bytes (numbers are little-endian), followed by the object's bytes; a published object has them inside its
+envelope (`sealed`):
 
     0  8 bytes  "TG-SIGN\\n"       16  8 bytes  id of the key
     8  u16      version, 1         24  8 bytes  zero
     10 6 bytes  zero               32  32 bytes HMAC-SHA256
 
-of a published object inside its envelope (`sealed`). The MAC covers the version, the backend's identity, the
-object's name and all bytes after the 64: a sound object under another name, or of another state, does not verify.
+The MAC covers the version, the backend's identity, the object's name and all bytes after the 64: a sound object under
+another name, or of another state, does not verify.
 
 K1  a key is never in an error, a log or a representation. A key is named by its id: 16 hex digits of a MAC computed
     with it, which reveal nothing of the key.
@@ -102,12 +100,12 @@ def state_keys(environment: Mapping[str, str] | None = None) -> StateKeys | None
     """Read the keys from the environment; None without any, `InvalidError` for an invalid one."""
     environment = os.environ if environment is None else environment
     given, file = environment.get(KEY_VARIABLE, ""), environment.get(FILE_VARIABLE, "")
+    if not given and not file:
+        return None
     if given and file:
         raise InvalidError(
             f"{KEY_VARIABLE} and {FILE_VARIABLE} both name keys of the state; keep one of them"
         )
-    if not given and not file:
-        return None
     source = KEY_VARIABLE if given else FILE_VARIABLE
     written = given if given else _content(Path(file))
     words = [word for word in re.split(r"[,\s]+", written) if word]

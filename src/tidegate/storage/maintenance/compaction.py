@@ -1,15 +1,11 @@
 """Compaction: merge adjacent runs of one bucket into one tier, by the merge kind of the store.
 
-Which runs to merge is a pure choice by size. Runs are taken in order, oldest first; the pieces of one big merge share
-an order and form one *tier*. A window of neighbours is worth merging when each member is at most `ratio` times all
-that is younger than it in the window. A row is then copied once as part of the youngest member and afterwards only
-into a run at least (1 + 1/ratio) times larger, so n rows cost O(n log n) copies in total, whatever the sizes of the
-appends. When more than `max_tiers` are left, the ratio is doubled until a window is found. Only neighbours are
-merged: that keeps "the later write wins" true for `last`.
+Runs are taken in order, oldest first; the pieces of one big merge share an order and form one *tier*. Tiers are merged
+where each is at most `RATIO` times all that is younger, so n rows cost O(n log n) copies in total. With more than
+`max_tiers` left, the ratio is doubled until tiers are found.
 
-Small merges happen in memory and leave a hot base run, to be stored later. Large ones (above `max_batch_bytes`)
-go strip by strip over ranges of key hashes: each strip is merged and stored as it is made, so that a bucket of
-any size is merged in the memory of two strips. All pieces of one merge share the highest order of its inputs.
+Small merges leave a hot base run. Large ones (above `max_batch_bytes`) go strip by strip over ranges of key hashes:
+each strip is stored as it is made, so a bucket of any size is merged in the memory of two strips.
 
 M1  only neighbours in order are merged, all of them readable, or nothing is published (INV-8).
 M2  a merge that includes the oldest run of the bucket drops tombstones: nothing is left below to hide.
@@ -17,28 +13,25 @@ M3  `append` keeps the charge of its inputs; `last` and `fold` give back what me
 M4  publish, then retire the inputs' packs and drop their hot copies; lost, the outputs are dropped instead (INV-7,
     INV-9).
 M5  a merge that rests between its strips releases permit and lock meanwhile, and continues only if the bucket is
-    unchanged. A checkpoint made meanwhile does not name the strips stored so far; they are published only while no
-    master can have collected them as garbage.
-M6  a key too large to merge in working memory stays in pieces: only tiers small enough are merged, so there are few
-    large pieces. Reading that key is then refused, or needs more memory.
+    unchanged. Strips that no checkpoint names yet are published only while no master can have collected them.
+M6  a key too large to merge in working memory stays in pieces; reading that key is refused, or needs more memory.
 
 A generator: phases `captured`, `merged` (one for each strip) or `resting`, `placed`; see `operations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from tidegate.storage.index import Bucket, HotCopy, RunEntry, StoredRef
-from tidegate.storage.maintenance.operations import RESTING, WAITING, Operation, Undo, undoing
-from tidegate.storage.memory.scratch import COPIES, SORT_BYTES, Scratch
+from tidegate.storage.maintenance.operations import RESTING, Operation, Work
+from tidegate.storage.memory.scratch import COPIES, SORT_BYTES
 from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
 from tidegate.storage.runs.merge import merge_bytes, merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
@@ -49,6 +42,7 @@ from tidegate.storage.spec import Merge
 MAX_TIERS = 8
 RATIO = 2.0
 SMALL_BYTES = 1 << 20
+WORTH_MERGING = 4  # deltas below a quarter of their base wait: rewriting the base costs more than it saves
 ROOMY_BYTES = 2 << 20  # runs of this size on average are few for what they hold
 
 
@@ -63,21 +57,10 @@ class Tier:
 
 def tiers_of(runs: Sequence[RunEntry]) -> list[Tier]:
     """The runs of a bucket, grouped by order, oldest first."""
-    grouped: list[list[RunEntry]] = []
-    for run in runs:
-        if grouped and grouped[-1][-1].order == run.order:
-            grouped[-1].append(run)
-        else:
-            grouped.append([run])
+    grouped = [tuple(group) for _, group in groupby(runs, key=lambda run: run.order)]
     return [
-        Tier(tuple(group), sum(run.nbytes for run in group), all(is_hot(run) for run in group))
-        for group in grouped
+        Tier(group, sum(run.nbytes for run in group), all(run.is_hot for run in group)) for group in grouped
     ]
-
-
-def is_hot(run: RunEntry) -> bool:
-    """Whether every row of the run is in memory."""
-    return run.hot is not None and run.hot.complete
 
 
 def choose_window(
@@ -142,6 +125,31 @@ def has_reclaimable_rows(merge: Merge, runs: Sequence[RunEntry]) -> bool:
     return 4 * fresh >= sum(run.rows for run in runs) and sum(run.nbytes for run in runs) <= SMALL_BYTES
 
 
+def pays_to_compact(runs: Sequence[RunEntry], max_deltas: int) -> bool:
+    """Whether merging the runs of a bucket pays.
+
+    Too many deltas always do. Fewer do when two hot runs overlap in time and the deltas together weigh enough beside
+    the bases they would be merged into. Without deltas there is nothing to merge.
+    """
+    deltas = [run for run in runs if not run.base]
+    if not deltas or len(runs) < 2:
+        return False
+    if len(deltas) > max_deltas:
+        return True
+    base_bytes = sum(run.nbytes for run in runs if run.base)
+    if sum(run.nbytes for run in deltas) * WORTH_MERGING < base_bytes:
+        return False
+    spans = sorted((run.min_ts, run.max_ts) for run in runs if run.hot is not None)
+    return any(after[0] <= before[1] for before, after in pairwise(spans))
+
+
+def is_worth(merge: Merge, runs: Sequence[RunEntry], most: int) -> bool:
+    """Whether to compact a bucket that is no longer written: it has many tiers, or merging pays, or frees backlog."""
+    if len({run.order for run in runs}) > most or has_reclaimable_rows(merge, runs):
+        return True
+    return pays_to_compact(runs, most) and any(run.stored is None for run in runs)
+
+
 def is_crowded(runs: Sequence[RunEntry], most: int) -> bool:
     """Whether a bucket that is still written to has too many runs: small ones, or ones of the same time.
 
@@ -178,13 +186,10 @@ def _window(tiers: Sequence[Tier], ratio: float, *, hot_only: bool) -> tuple[int
 
 # -- compaction of a bucket --------------------------------------------------------------------------
 
-Choice = Callable[[Sequence[Tier]], "tuple[int, int] | None"]
 SAMPLE_LINES = 1024  # of directories looked at for each strip, to cut strips of about the same size
 
 
 def compact(
-    parts: StorageParts,
-    task: TaskStorage,
     store: AttachedStore,
     bucket: int,
     *,
@@ -196,44 +201,34 @@ def compact(
     `whole` merges all adjacent runs in memory, regardless of size. With `rest_bytes` the merge rests after that many
     bytes (M5), which suits buckets that are no longer written.
     """
-    choose: Choice = hot_window if whole else _by_size(parts, store.spec.merge)
-    index = store.state.index
-    with ExitStack() as held:
-        claim = _Claim(parts, task, store, bucket)
-        held.callback(claim.release)
-        if not (yield from claim.take()):
+    task, parts = store.task, store.task.parts
+    with Work(task) as work:
+        if not (yield from work.claim(store, bucket)):
             return False
-        undo = held.enter_context(undoing())
-        captured, lease = index.capture(bucket, bucket, lambda refs: parts.pins.pin(task.task, refs))
-        if lease is not None:
-            held.callback(lease.close)
-        if not captured:
+        found = work.capture(store, bucket)
+        window = None if found is None else _chosen(store, tiers_of(found.runs), whole=whole)
+        if found is None or window is None:
             return False
-        found = captured[0]
-        tiers = tiers_of(found.runs)
-        window = choose(tiers)
-        if window is not None and not _fits(parts, task, store, tiers[slice(*window)]):
-            most = parts.scratch.working_bytes // (4 * COPIES)
-            window = small_window(tiers, most, max_tiers=parts.config.max_deltas)
-        if window is None:
-            return False
+        inputs = [run for tier in window for run in tier.runs]
         started = parts.clock.monotonic_ms()
-        inputs = [run for tier in tiers[window[0] : window[1]] for run in tier.runs]
         yield "captured"
-        pause = None if rest_bytes is None else _Pause(rest_bytes, partial(_rest, claim, found))
-        merging = _merge(parts, task, store, inputs, drop_tombstones=window[0] == 0, undo=undo, pause=pause)
-        merged = yield from merging
+        merged = yield from _merge(store, found, inputs, work, rest_bytes)
         yield "placed"
-        if merged is None or not _publish(parts, task, store, found, inputs, merged):
+        if merged is None or not _publish(store, found, inputs, merged):
             parts.stats.lost(task.task, "compact")
             return False
-        undo.forget()
-        nbytes = sum(run.nbytes for run in inputs)
-        parts.stats.compacted(task.task, runs=len(inputs), nbytes=nbytes, ms=parts.ms_since(started))
+        work.undo.clear()
+        parts.stats.count(
+            task.task,
+            compact_published=1,
+            compact_runs=len(inputs),
+            compact_bytes=sum(run.nbytes for run in inputs),
+            compact_seconds=parts.ms_since(started) / 1000,
+        )
         return True
 
 
-def reclaim(parts: StorageParts, task: TaskStorage) -> Operation[bool]:
+def reclaim(task: TaskStorage) -> Operation[bool]:
     """Merge hot runs that overwrite or fold into each other's rows, so that their backlog is released.
 
     Returns whether another thread works on a bucket of the task and may release more.
@@ -241,26 +236,33 @@ def reclaim(parts: StorageParts, task: TaskStorage) -> Operation[bool]:
     for store in task.attached():
         if store.spec.merge is not Merge.APPEND:
             for bucket in store.state.index.crowded_buckets():
-                yield from compact(parts, task, store, bucket, whole=True)
-    return parts.locks.held(task.task) > 0
+                yield from compact(store, bucket, whole=True)
+    return task.parts.locks.held(task.task) > 0
 
 
-def _by_size(parts: StorageParts, merge: Merge) -> Choice:
-    def choose(tiers: Sequence[Tier]) -> tuple[int, int] | None:
-        if has_reclaimable_rows(merge, [run for tier in tiers for run in tier.runs]):
-            return 0, len(tiers)
-        return choose_window(tiers, max_tiers=parts.config.max_deltas)
+def _chosen(store: AttachedStore, tiers: list[Tier], *, whole: bool) -> list[Tier] | None:
+    """The tiers to merge now, as few as fit into working memory (M6)."""
+    parts = store.task.parts
+    most = parts.config.max_deltas
+    if whole:
+        window = hot_window(tiers)
+    elif has_reclaimable_rows(store.spec.merge, [run for tier in tiers for run in tier.runs]):
+        window = 0, len(tiers)
+    else:
+        window = choose_window(tiers, max_tiers=most)
+    if window is not None and not _fits(store, tiers[slice(*window)]):
+        window = small_window(tiers, parts.scratch.working_bytes // (4 * COPIES), max_tiers=most)
+    return None if window is None else tiers[slice(*window)]
 
-    return choose
 
-
-def _fits(parts: StorageParts, task: TaskStorage, store: AttachedStore, tiers: Sequence[Tier]) -> bool:
-    """Whether every strip of the tiers fits into working memory (M6)."""
+def _fits(store: AttachedStore, tiers: Sequence[Tier]) -> bool:
+    """Whether every strip of the tiers fits into working memory."""
+    task, parts = store.task, store.task.parts
     inputs = [run for tier in tiers for run in tier.runs]
     weight, most = sum(run.nbytes for run in inputs), parts.scratch.working_bytes
     if (COPIES + SORT_BYTES) * weight <= most:  # values of a byte each would take that
         return True
-    runs = parts.load_all(task, store.spec, inputs)
+    runs = task.load_all(store.spec, inputs)
     return all(merge_bytes(strip) <= most for strip in _strips(runs, _strip_count(parts, weight, None)))
 
 
@@ -270,37 +272,6 @@ def _strip_count(parts: StorageParts, weight: int, rest_bytes: int | None) -> in
     return -(-weight // max(1, most if rest_bytes is None else min(most, rest_bytes)))
 
 
-class _Claim:
-    """A scratch permit and a bucket lock, taken and released together."""
-
-    def __init__(self, parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int) -> None:
-        self.index = store.state.index
-        self._parts, self._place = parts, (task.task, store.spec.name, bucket)
-        self._held = ExitStack()
-
-    def take(self) -> Operation[bool]:
-        """Wait for a permit; False when the bucket is locked."""
-        while (permit := self._parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
-            yield WAITING
-        self._held.callback(permit.close)
-        unlock = self._parts.locks.try_lock(*self._place)
-        if unlock is None:
-            self.release()
-            return False
-        self._held.callback(unlock)
-        return True
-
-    def release(self) -> None:
-        self._held.close()
-
-
-class _Pause(NamedTuple):
-    """The bytes to merge at a time, and the callback between strips, which returns False if the bucket changed."""
-
-    strip_bytes: int
-    rest: Callable[[], Operation[bool]]
-
-
 class _Merged(NamedTuple):
     """The output of a merge, and when its first part was stored, if any was."""
 
@@ -308,86 +279,73 @@ class _Merged(NamedTuple):
     stored_ms: int | None
 
 
-def _rest(claim: _Claim, found: Bucket) -> Operation[bool]:
-    """Release the bucket for a while; returns whether it is unchanged (M5)."""
-    claim.release()
-    yield RESTING
-    if not (yield from claim.take()):
-        return False
-    now = claim.index.snapshot(found.start)
-    versions = (found.data_version, found.layout_version)
-    return now is not None and (now.data_version, now.layout_version) == versions
-
-
-def _is_fresh(parts: StorageParts, stored_ms: int | None) -> bool:
-    """Whether a master cannot collect the first stored part before a checkpoint names it (M5)."""
-    config = parts.config
-    return config.deletes or stored_ms is None or 2 * parts.ms_since(stored_ms) < config.garbage_grace_ms
-
-
 def _publish(
-    parts: StorageParts,
-    task: TaskStorage,
     store: AttachedStore,
     found: Bucket,
     inputs: Sequence[RunEntry],
     merged: _Merged,
 ) -> bool:
-    index = store.state.index
-    if not _is_fresh(parts, merged.stored_ms) or not index.publish(
-        found.start, found.data_version, found.layout_version, inputs, merged.runs
-    ):
+    task, parts = store.task, store.task.parts
+    stored_ms = merged.stored_ms
+    if not parts.is_kept(stored_ms) or not store.state.index.publish(found, inputs, merged.runs):
         return False
-    if merged.stored_ms is not None:
-        task.note_unnamed(merged.stored_ms)
-    parts.retire(task, [run.stored for run in inputs if run.stored is not None])
-    parts.drop_hot(task, [run.hot for run in inputs if run.hot is not None])
+    if stored_ms is not None:
+        task.note_unnamed(stored_ms)
+    task.retire([run.stored for run in inputs if run.stored is not None])
+    task.drop_hot([run.hot for run in inputs if run.hot is not None])
     released = sum(run.charge for run in inputs) - sum(run.charge for run in merged.runs)
     parts.backlog.release(released, task=task.task)
     return True
 
 
 def _merge(
-    parts: StorageParts,
-    task: TaskStorage,
     store: AttachedStore,
+    found: Bucket,
     inputs: Sequence[RunEntry],
-    *,
-    drop_tombstones: bool,
-    undo: Undo,
-    pause: _Pause | None,
+    work: Work,
+    rest_bytes: int | None,
 ) -> Operation[_Merged | None]:
-    """The merged runs as entries with a place each; `undo` gives the places back. None: the bucket is lost."""
+    """The merged runs as entries with a place each; `work` can undo them. None: the bucket is lost."""
+    task, parts = store.task, store.task.parts
     spec, config = store.spec, parts.config
-    runs = parts.load_all(task, spec, inputs)
-    weight, most = sum(run.nbytes for run in inputs), config.max_batch_bytes
-    strips = _strip_count(parts, weight, None if pause is None else pause.strip_bytes)
-    order = inputs[-1].order
+    runs = task.load_all(spec, inputs)
+    weight, order = sum(run.nbytes for run in inputs), inputs[-1].order
     outputs: list[RunEntry] = []
     stored_ms: int | None = None
-    for number, strip in enumerate(_strips(runs, strips)):
-        if number and pause is not None and not (yield from pause.rest()):
+    for number, strip in enumerate(_strips(runs, _strip_count(parts, weight, rest_bytes))):
+        if number and rest_bytes is not None and not (yield from _rest(work, store, found)):
             return None
         if merge_bytes(strip) > parts.scratch.working_bytes:
             return None  # one key is too large to merge (M6)
         with parts.scratch.hold(merge_bytes(strip), lambda: f"compaction of store {spec.name}"):
             merged = merge_runs(
-                spec, strip, max_rows=config.max_run_rows, drop_tombstones=drop_tombstones, join=True
+                spec,
+                strip,
+                max_rows=config.max_run_rows,
+                drop_tombstones=inputs[0] is found.runs[0],
+                join=True,
             )
-        if weight > most and merged:
+        if weight > config.max_batch_bytes and merged:
             stored_ms = parts.clock.monotonic_ms() if stored_ms is None else stored_ms
-            refs = parts.store(task, spec, spec.segment_of(merged[0].bucket), merged)
-            undo.push(partial(parts.retire, task, refs))
+            (refs,) = task.store_all([(spec, spec.segment_of(merged[0].bucket), merged)])
+            work.undo[refs[0]] = partial(task.retire, refs)
             outputs += [_entry(run, order, stored=ref) for run, ref in zip(merged, refs, strict=True)]
         else:
             for run in merged:
                 hot = parts.base_runs.put(task.task, run)
-                undo.push(partial(parts.drop_hot, task, [hot]))
+                work.undo[hot] = partial(task.drop_hot, [hot])
                 outputs.append(_entry(run, order, hot=hot))
         yield "merged"
     charges = shared_charge(spec.merge, sum(run.charge for run in inputs), [run.nbytes for run in outputs])
     charged = [replace(run, charge=charge) for run, charge in zip(outputs, charges, strict=True)]
     return _Merged(charged, stored_ms)
+
+
+def _rest(work: Work, store: AttachedStore, found: Bucket) -> Operation[bool]:
+    """Release the bucket for a while; returns whether it is unchanged (M5)."""
+    work.release()
+    yield RESTING
+    return (yield from work.claim(store, found.start)) and store.state.index.snapshot(found.start) is found
 
 
 def shared_charge(merge: Merge, total: int, sizes: Sequence[int]) -> list[int]:

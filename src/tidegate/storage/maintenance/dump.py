@@ -1,181 +1,99 @@
 """Move runs between memory and packs without changing them: dump, evict keys, rehydrate, repack, relieve.
 
-Dump: runs that are only in memory get a stored copy, one pack for each time segment of each store; with `evict`,
-their hot copies are dropped. Runs with a stored copy are not written again.
+All are generators (see `operations`): put → publish (compare-and-swap, bucket by bucket) → drop hot copies or retire
+old places. A bucket that is busy or changed keeps its runs, and their slots in the new pack are abandoned (INV-7).
 
-D1  put → publish (compare-and-swap, bucket by bucket) → drop hot copies or retire old places. A bucket that is busy or
-    changed keeps its runs, and its slots in the new pack are abandoned (INV-7).
-D2  an error in a put publishes nothing and retires everything written; the packs of a round are put together.
-D3  each new pack is counted as used and pinned until the last bucket is done, so that it is not retired before its
-    runs are published.
-
-Evict keys: every hot row of the chosen keys, of all stores and buckets, and their state blobs leave memory together.
-Blobs are flushed into the task's state store first; runs that hold one of the keys and have no stored copy are
-written whole, and each hot copy is replaced by one without the keys, or dropped.
-
-E1  a key's blob leaves memory only when all its rows are stored and every bucket was published (INV-20). A key
-    with a bucket that was busy or changed meanwhile keeps its blob and is tried again in the next round.
-E2  keys in use are never chosen; a key that came into use later keeps its blob.
-E3  stored runs are never rewritten, and the backlog does not change (INV-14).
-
-Rehydrate: runs that are only stored get hot copies in BaseRuns; the stored copies stay. It does nothing if the bucket
-is in memory already or there is no room: it never causes an eviction.
-
-Repack: the live runs of a pack move to a new pack when less than `repack_live_permille` of its bytes are live. Pruning
-and compaction remove runs one by one, and a pack is deleted only when no live run is left.
-
-K2  content, hot memory and backlog do not change (INV-4, INV-14).
-K3  a checkpoint that names an old pack holds it until it is released. Packs are still rewritten: each checkpoint of a
-    task names every live pack, so there is never a live pack without one.
-
-Relieve: a task above a soft max frees memory down to its low watermark. First base runs that are also stored are
-dropped, then the coldest keys (`key_lru`) are evicted. Called by the writer before it accepts rows (`incoming_bytes`),
-by the compaction tick, and by the pool at the worker total (`floors`).
-
-P1  nothing is freed at or below the soft max.
-P2  a round that frees nothing ends the relief: the writer continues (the limit is soft) and the shortfall is counted.
-
-All of these are generators (see `operations`).
+D1  an error in a put publishes nothing and retires everything written.
+D2  eviction takes every hot row of the chosen keys, of all stores, and their state blobs together. A key's blob leaves
+    memory only when all its rows are stored and published (INV-20); otherwise the key is tried again in the next round.
+D3  a state value in use keeps its place in memory. Readers keep the runs they read alive, evicted or not.
+D4  stored runs are never rewritten but by `repack`; content and backlog never change (INV-4, INV-14).
+D5  rehydration never causes an eviction: it does nothing without room.
+D6  a checkpoint that names a repacked pack holds it until it is released.
+D7  relief frees nothing at or below the soft max. A round that frees nothing ends it: the writer continues (the limit
+    is soft) and the shortfall is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from tidegate.kernels.run_merge import choose_lines
 from tidegate.storage.backends.sealed import segment_of_pack, task_prefix
-from tidegate.storage.index import Bucket, HotCopy, RunEntry, StoredRef, Tenant
-from tidegate.storage.maintenance.operations import WAITING, Operation, Undo, undoing
+from tidegate.storage.index import Bucket, HotCopy, RunEntry, Tenant
+from tidegate.storage.maintenance.operations import WAITING, Operation, Places, Work
 from tidegate.storage.memory.key_lru import NO_HASHES, hot_keys
-from tidegate.storage.memory.scratch import Scratch
-from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage, own_memory
+from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
 from tidegate.storage.runs.merge import select_keys
 from tidegate.storage.runs.run import Int64s, Run
 from tidegate.storage.spec import StoreSpec
+from tidegate.storage.state import hot_state
 
 # -- dump --------------------------------------------------------------------------------------------
 
-Places = dict[int, StoredRef]  # by the identity of the run's entry
-
 
 def dump(
-    parts: StorageParts,
     task: TaskStorage,
     buckets: Sequence[tuple[AttachedStore, Sequence[int]]],
     *,
     evict: bool,
     wait: bool = False,
 ) -> Operation[int]:
-    """Store the buckets' runs; returns how many buckets were published. Busy buckets are skipped unless `wait`."""
-    with ExitStack() as held:
-        undo = held.enter_context(undoing())
-        while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
-            yield WAITING
-        held.callback(permit.close)
+    """Store the buckets' runs, and with `evict` drop their hot copies; returns how many buckets were published.
+
+    One pack is written for each time segment of each store. Busy buckets are skipped unless `wait`.
+    """
+    with Work(task) as work:
+        yield from work.permit()
         captured: list[tuple[AttachedStore, Bucket]] = []
         for store, start in [(store, start) for store, starts in buckets for start in starts]:
-            while (unlock := parts.locks.try_lock(task.task, store.spec.name, start)) is None and wait:
+            while not (locked := work.lock(store, start)) and wait:
                 yield WAITING
-            if unlock is None:
-                continue
-            held.callback(unlock)
-            bucket = store.state.index.snapshot(start)
-            if bucket is not None and any(_concerned(run, evict=evict) for run in bucket.runs):
+            bucket = store.state.index.snapshot(start) if locked else None
+            if bucket and any(run.stored is None or (evict and run.hot) for run in bucket.runs):
                 captured.append((store, bucket))
         if not captured:
             return 0
         yield "captured"
         runs = [(store, run) for store, bucket in captured for run in bucket.runs]
-        places = yield from store_runs(parts, task, runs, undo, held)
+        places = yield from _store_runs(work, runs)
         published = 0
         for store, bucket in captured:
-            published += publish_places(parts, task, store, bucket, places, undo, evict=evict)
+            pairs = []
+            for run in bucket.runs:
+                stored, hot = run.stored or places.get(id(run)), None if evict else run.hot
+                if stored is not run.stored or hot is not run.hot:
+                    pairs.append((run, replace(run, stored=stored, hot=hot)))
+            published += work.place(store, bucket, pairs, "dump") is not None
             yield "published"
         return published
 
 
-def _concerned(run: RunEntry, *, evict: bool) -> bool:
-    return run.stored is None or (evict and run.hot is not None)
-
-
-def store_runs(
-    parts: StorageParts,
-    task: TaskStorage,
-    runs: Iterable[tuple[AttachedStore, RunEntry]],
-    undo: Undo,
-    held: ExitStack,
-) -> Operation[Places]:
-    """Write the runs without a stored copy, one pinned pack per time segment of a store (D3)."""
-    specs: dict[str, StoreSpec] = {}
-    segments: dict[tuple[str, int], list[tuple[RunEntry, Run]]] = {}
+def _store_runs(work: Work, runs: Sequence[tuple[AttachedStore, RunEntry]]) -> Operation[Places]:
+    """Write the runs without a stored copy, one pack per time segment of a store."""
+    segments: dict[tuple[str, int], tuple[StoreSpec, int, list[RunEntry], list[Run]]] = {}
     for store, run in runs:
         if run.stored is None and run.hot is not None:
-            specs[store.spec.name] = store.spec
-            place = store.spec.name, store.spec.segment_of(run.bucket)
-            segments.setdefault(place, []).append((run, run.hot.run))
-    places: Places = {}
-    packs = [(specs[name], segment, [hot for _, hot in each]) for (name, segment), each in segments.items()]
-    stored = parts.store_all(task, packs)
-    for members, refs in zip(segments.values(), stored, strict=True):
-        for (entry, _), ref in zip(members, refs, strict=True):
-            places[id(entry)] = ref
-        # One undo per run, withdrawn when the run is published.
-        for ref in refs:
-            undo.push(partial(parts.retire, task, [ref]), name=ref)
-        held.callback(parts.pins.pin(task.task, refs).close)
+            spec, segment = store.spec, store.spec.segment_of(run.bucket)
+            _, _, entries, hot = segments.setdefault((spec.name, segment), (spec, segment, [], []))
+            entries.append(run)
+            hot.append(run.hot.run)
+    places = work.store(list(segments.values()))
     for _ in segments:
         yield "stored"
     return places
 
 
-def publish_places(
-    parts: StorageParts,
-    task: TaskStorage,
-    store: AttachedStore,
-    bucket: Bucket,
-    places: Places,
-    undo: Undo,
-    *,
-    evict: bool,
-) -> bool:
-    """Publish the new places of one bucket, with `evict` dropping its hot copies; False when it changed."""
-    pairs = []
-    for run in bucket.runs:
-        stored = run.stored or places.get(id(run))
-        hot = None if evict else run.hot
-        if stored is not run.stored or hot is not run.hot:
-            pairs.append((run, replace(run, stored=stored, hot=hot)))
-    index = store.state.index
-    if not index.set_places(bucket.start, bucket.data_version, bucket.layout_version, pairs):
-        parts.stats.lost(task.task, "dump")
-        return False
-    for old, new in pairs:
-        if old.stored is None and new.stored is not None:
-            undo.withdraw(new.stored)
-    parts.drop_hot(task, [old.hot for old, new in pairs if old.hot is not None and new.hot is None])
-    return True
-
-
 # -- evict keys --------------------------------------------------------------------------------------
 
 Hashes = npt.NDArray[np.uint64]
-
-
-@dataclass(slots=True)
-class Evicted:
-    """The result of an eviction."""
-
-    keys: int = 0
-    freed_bytes: int = 0  # of rows
-    state_bytes: int = 0
-    retried: int = 0  # keys that keep their blob because a bucket of theirs was busy
 
 
 class Chosen(NamedTuple):
@@ -185,109 +103,71 @@ class Chosen(NamedTuple):
     hot: HotCopy
     lines: Int64s
 
-    @property
-    def hashes(self) -> Hashes:
-        return self.hot.run.hashes[self.lines]
 
-
-def evict_keys(parts: StorageParts, task: TaskStorage, hashes: Hashes) -> Operation[Evicted]:
-    """Move all rows and blobs of the keys (ascending hashes) from memory to the backend."""
-    for cache in parts.states.of(task.task):
+def evict_keys(task: TaskStorage, hashes: Hashes) -> Operation[tuple[int, int]]:
+    """Move all rows and blobs of the keys (ascending hashes) to the backend; returns how many went, and their bytes."""
+    parts = task.parts
+    for cache in task.handles():
         cache.flush_hashes(hashes)
     yield "flushed"
-    kept: list[Hashes] = []
-    result = Evicted(keys=len(hashes))
+    missed: list[Hashes] = []
+    freed = 0
     for store in task.attached():
-        freed, missed = yield from _evict_store(parts, task, store, hashes)
-        result.freed_bytes += freed
-        kept += missed
-    missed_hashes = np.unique(np.concatenate(kept)) if kept else np.empty(0, np.uint64)
-    result.retried = len(missed_hashes)
-    gone = np.setdiff1d(hashes, missed_hashes, assume_unique=True)
-    result.state_bytes = parts.states.evict(task.task, gone)
-    freed = result.freed_bytes + result.state_bytes
-    parts.stats.evicted(task.task, keys=len(gone), nbytes=max(0, freed), retried=result.retried)
-    return result
+        freed += yield from _evict_store(store, hashes, missed)
+    retried = np.unique(np.concatenate([NO_HASHES, *missed]))
+    gone = np.setdiff1d(hashes, retried, assume_unique=True)
+    freed += sum(handle.evict(gone) for handle in task.handles())
+    parts.stats.count(
+        task.task, evicted_keys=len(gone), evicted_bytes=max(0, freed), eviction_retries=len(retried)
+    )
+    return len(gone), freed
 
 
-def _evict_store(
-    parts: StorageParts, task: TaskStorage, store: AttachedStore, hashes: Hashes
-) -> Operation[tuple[int, list[Hashes]]]:
-    """Evict the keys in one store; returns the bytes freed, and the keys of buckets that could not be published."""
-    index, missed, freed = store.state.index, [], 0
-    with ExitStack() as held:
-        undo = held.enter_context(undoing())
-        while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
-            yield WAITING
-        held.callback(permit.close)
+def _evict_store(store: AttachedStore, hashes: Hashes, missed: list[Hashes]) -> Operation[int]:
+    """Evict the keys in one store; returns the bytes freed. Keys of buckets that were busy or changed are `missed`."""
+    task = store.task
+    index, freed = store.state.index, 0
+    with Work(task) as work:
+        yield from work.permit()
         captured: list[tuple[Bucket, list[Chosen]]] = []
         for start in index.hot_buckets():
-            unlock = parts.locks.try_lock(task.task, store.spec.name, start)
             bucket = index.snapshot(start)
             chosen = [] if bucket is None else _chosen(bucket, hashes)
-            if unlock is not None:
-                if chosen:
-                    held.callback(unlock)
-                else:
-                    unlock()
-            if bucket is None or not chosen:
-                continue
-            if unlock is None:
-                missed += [each.hashes for each in chosen]
-            else:
+            if bucket and chosen and work.lock(store, start):
                 captured.append((bucket, chosen))
+            else:
+                missed += [each.hot.run.hashes[each.lines] for each in chosen]
         if not captured:
-            return 0, missed
+            return 0
         yield "captured"
         entries = [(store, each.entry) for _, chosen in captured for each in chosen]
-        places = yield from store_runs(parts, task, entries, undo, held)
+        places = yield from _store_runs(work, entries)
         for bucket, chosen in captured:
-            given_back = _publish(parts, task, store, bucket, chosen, places, hashes, undo)
-            if given_back is None:
-                missed += [each.hashes for each in chosen]
+            pairs = [(entry, _without(task, entry, hot, hashes, places, work)) for entry, hot, _ in chosen]
+            dropped = work.place(store, bucket, pairs, "evict")
+            if dropped is None:
+                missed += [each.hot.run.hashes[each.lines] for each in chosen]
             else:
-                freed += given_back
+                freed += dropped - sum(new.hot.run.nbytes for _, new in pairs if new.hot)
             yield "published"
-    return freed, missed
-
-
-def _publish(
-    parts: StorageParts,
-    task: TaskStorage,
-    store: AttachedStore,
-    bucket: Bucket,
-    chosen: Sequence[Chosen],
-    places: Places,
-    hashes: Hashes,
-    undo: Undo,
-) -> int | None:
-    """Remove the keys from one bucket's hot copies; returns the bytes freed, None when the bucket changed."""
-    pairs: list[tuple[RunEntry, RunEntry]] = []
-    for each in chosen:
-        rest = select_keys(each.hot.run, hashes, keep=False)
-        smaller = None
-        if rest is not None:
-            smaller = parts.cache_of(each.hot.tenant).shrink(task.task, each.hot, rest)
-            undo.push(partial(parts.cache_of(smaller.tenant).remove, task.task, smaller), name=smaller.id)
-        stored = each.entry.stored or places[id(each.entry)]
-        pairs.append((each.entry, replace(each.entry, hot=smaller, stored=stored)))
-    index = store.state.index
-    published = index.set_places(bucket.start, bucket.data_version, bucket.layout_version, pairs)
-    freed = 0
-    for each, (old, new) in zip(chosen, pairs, strict=True):
-        if new.hot is not None:
-            undo.withdraw(new.hot.id)
-        if not published:
-            if new.hot is not None:
-                parts.cache_of(new.hot.tenant).remove(task.task, new.hot)
-            continue
-        if old.stored is None:
-            undo.withdraw(new.stored)
-        freed += parts.drop_hot(task, [each.hot]) - (0 if new.hot is None else new.hot.run.nbytes)
-    if not published:
-        parts.stats.lost(task.task, "evict")
-        return None
     return freed
+
+
+def _without(
+    task: TaskStorage,
+    entry: RunEntry,
+    hot: HotCopy,
+    hashes: Hashes,
+    places: Places,
+    work: Work,
+) -> RunEntry:
+    """The stored run, with a hot copy of the other keys only."""
+    rest = select_keys(hot.run, hashes, keep=False)
+    smaller = None
+    if rest is not None:
+        smaller = task.parts.cache_of(hot.tenant).shrink(task.task, hot, rest)
+        work.undo[smaller] = partial(task.drop_hot, [smaller])
+    return replace(entry, hot=smaller, stored=entry.stored or places[id(entry)])
 
 
 def _chosen(bucket: Bucket, hashes: Hashes) -> list[Chosen]:
@@ -317,48 +197,59 @@ def common_lines(run: Run, hashes: Hashes) -> Int64s:
 # -- rehydrate ---------------------------------------------------------------------------------------
 
 
-def rehydrate(parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int) -> Operation[bool]:
-    """Load every run of the bucket into memory; returns whether anything was published."""
-    index = store.state.index
-    with ExitStack() as held:
-        while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
-            yield WAITING
-        held.callback(permit.close)
-        unlock = parts.locks.try_lock(task.task, store.spec.name, bucket)
-        if unlock is None:
+def rehydrate(store: AttachedStore, bucket: int) -> Operation[bool]:
+    """Load every run of the bucket into BaseRuns; returns whether anything was published."""
+    task, parts = store.task, store.task.parts
+    with Work(task) as work:
+        if not (yield from work.claim(store, bucket)):
             return False
-        held.callback(unlock)
-        undo = held.enter_context(undoing())
-        captured, lease = index.capture(bucket, bucket, lambda refs: parts.pins.pin(task.task, refs))
-        if lease is not None:
-            held.callback(lease.close)
-        cold = [run for run in captured[0].runs if not run.is_hot] if captured else []
-        if not cold or not parts.base_runs.has_room(task.task, sum(run.nbytes for run in cold)):
+        captured = work.capture(store, bucket)
+        cold = [run for run in captured.runs if not run.is_hot] if captured else []
+        nbytes = sum(run.nbytes for run in cold)
+        if captured is None or not cold or not parts.base_runs.has_room(task.task, nbytes):
             return False
         started = parts.clock.monotonic_ms()
         yield "captured"
         pairs: list[tuple[RunEntry, RunEntry]] = []
-        for run, stored in zip(cold, parts.load_all(task, store.spec, cold), strict=True):
-            hot = parts.base_runs.put(task.task, own_memory(stored, run.nbytes))
-            undo.push(partial(parts.drop_hot, task, [hot]))
+        for run, stored in zip(cold, task.load_all(store.spec, cold), strict=True):
+            hot = parts.base_runs.put(task.task, _own_memory(stored, run.nbytes))
+            work.undo[hot] = partial(task.drop_hot, [hot])
             pairs.append((run, replace(run, hot=hot)))
         yield "loaded"
-        found = captured[0]
-        if not index.set_places(bucket, found.data_version, found.layout_version, pairs):
-            parts.stats.lost(task.task, "rehydrate")
+        if work.place(store, captured, pairs, "rehydrate") is None:
             return False
-        undo.forget()
-        parts.drop_hot(task, [run.hot for run in cold if run.hot is not None])
-        nbytes = sum(run.nbytes for run in cold)
-        parts.stats.rehydrated(task.task, runs=len(cold), nbytes=nbytes, ms=parts.ms_since(started))
+        parts.stats.count(
+            task.task,
+            rehydrate_published=1,
+            rehydrate_runs=len(cold),
+            rehydrate_bytes=nbytes,
+            rehydrate_seconds=parts.ms_since(started) / 1000,
+        )
         return True
+
+
+def _own_memory(run: Run, nbytes: int) -> Run:
+    """Copy a stored run, a view of a mapped file, into its own memory; its logical size stays `nbytes`."""
+    owned = Run(run.bucket, _copy(run.directory), _copy(run.rows))
+    owned.__dict__["nbytes"] = (
+        nbytes  # the index's number, so that the pool sees the same run at the same size
+    )
+    return owned
+
+
+def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
 # -- repack ------------------------------------------------------------------------------------------
 
 
-def measure(parts: StorageParts, task: TaskStorage) -> Operation[None]:
+def measure(task: TaskStorage) -> Operation[None]:
     """List the sizes of restored packs, to compute their dead bytes: manifests name only live runs."""
+    parts = task.parts
     if not task.is_measured:
         listed = parts.backend.list(f"{task_prefix(task.task)}/packs")
         parts.use.measure(task.task, {each.name: each.size for each in listed})
@@ -366,9 +257,10 @@ def measure(parts: StorageParts, task: TaskStorage) -> Operation[None]:
         yield "measured"
 
 
-def sparse_segments(parts: StorageParts, task: TaskStorage, store: AttachedStore) -> dict[int, set[str]]:
+def sparse_segments(store: AttachedStore) -> dict[int, set[str]]:
     """The store's packs to rewrite, by time segment; segments still being written are skipped."""
-    newest = store.state.index.newest_buckets(store.hot_buckets)
+    task, parts = store.task, store.task.parts
+    newest = store.newest_buckets()
     found: dict[int, set[str]] = {}
     for pack in parts.use.sparse(task.task, parts.config.repack_live_permille):
         segment = segment_of_pack(pack, task.task, store.spec.name)
@@ -377,67 +269,34 @@ def sparse_segments(parts: StorageParts, task: TaskStorage, store: AttachedStore
     return found
 
 
-def repack(
-    parts: StorageParts, task: TaskStorage, store: AttachedStore, segment: int, packs: Collection[str]
-) -> Operation[int]:
-    """Move the live runs of these packs of one time segment; returns how many moved."""
-    index, spec = store.state.index, store.spec
-    with ExitStack() as held:
-        undo = held.enter_context(undoing())
-        while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
-            yield WAITING
-        held.callback(permit.close)
+def repack(store: AttachedStore, segment: int, packs: Collection[str]) -> Operation[int]:
+    """Move the live runs of these packs of one time segment to new packs; returns how many moved."""
+    task, parts = store.task, store.task.parts
+    spec = store.spec
+    with Work(task) as work:
+        yield from work.permit()
         captured: list[Bucket] = []
-        for each in index.query(segment, segment + spec.segment_ms - 1):
-            if not _moving(each, packs):
-                continue
-            unlock = parts.locks.try_lock(task.task, spec.name, each.start)
-            if unlock is None:
-                continue
-            held.callback(unlock)
-            buckets, lease = index.capture(
-                each.start, each.start, lambda refs: parts.pins.pin(task.task, refs), everything=True
-            )
-            if lease is not None:
-                held.callback(lease.close)
-            captured += [bucket for bucket in buckets if _moving(bucket, packs)]
+        for each in store.state.index.query(segment, segment + spec.segment_ms - 1):
+            if _moving(each, packs) and work.lock(store, each.start):
+                bucket = work.capture(store, each.start, everything=True)
+                if bucket and _moving(bucket, packs):
+                    captured.append(bucket)
         if not captured:
             return 0
         yield "captured"
-        places: dict[int, StoredRef] = {}  # by the identity of the run's entry
+        places: Places = {}
         for group in _groups([run for each in captured for run in _moving(each, packs)], parts):
-            refs = parts.store(task, spec, segment, parts.load_all(task, spec, group))
-            places.update((id(run), ref) for run, ref in zip(group, refs, strict=True))
-            for ref in refs:
-                undo.push(partial(parts.retire, task, [ref]), name=ref)
-            held.callback(parts.pins.pin(task.task, refs).close)
+            places |= work.store([(spec, segment, group, task.load_all(spec, group))])
             yield "stored"
         moved = 0
         for bucket in captured:
-            moved += _publish_moved(parts, task, store, bucket, places, undo)
+            pairs = [(run, replace(run, stored=places[id(run)])) for run in _moving(bucket, packs)]
+            if work.place(store, bucket, pairs, "repack") is not None:
+                moved += len(pairs)
+                nbytes = sum(run.nbytes for run, _ in pairs)
+                parts.stats.count(task.task, repack_runs=len(pairs), repack_bytes=nbytes)
             yield "published"
         return moved
-
-
-def _publish_moved(
-    parts: StorageParts,
-    task: TaskStorage,
-    store: AttachedStore,
-    bucket: Bucket,
-    places: dict[int, StoredRef],
-    undo: Undo,
-) -> int:
-    """Publish the new places of one bucket's runs; returns how many, 0 when it changed."""
-    pairs = [(run, replace(run, stored=places[id(run)])) for run in bucket.runs if id(run) in places]
-    index = store.state.index
-    if not index.set_places(bucket.start, bucket.data_version, bucket.layout_version, pairs):
-        parts.stats.lost(task.task, "repack")
-        return 0
-    for _, new in pairs:
-        undo.withdraw(new.stored)
-    parts.retire(task, [old.stored for old, _ in pairs if old.stored is not None])
-    parts.stats.repacked(task.task, runs=len(pairs), nbytes=sum(old.nbytes for old, _ in pairs))
-    return len(pairs)
 
 
 def _moving(bucket: Bucket, packs: Collection[str]) -> list[RunEntry]:
@@ -477,7 +336,6 @@ class Relief:
 
 
 def relieve(
-    parts: StorageParts,
     task: TaskStorage,
     floors: Mapping[Tenant, int] | None = None,
     *,
@@ -485,7 +343,8 @@ def relieve(
 ) -> Operation[Relief]:
     """Bring every tenant of the task to its target: the low watermark if it is above its soft max (the write buffer:
     with what is about to come), or `floors`."""
-    needs = _needs(parts, task, floors, incoming_bytes)
+    parts = task.parts
+    needs = _needs(task, floors, incoming_bytes)
     result = Relief(needed_bytes=sum(needs.values()))
     if not result.needed_bytes:
         return result
@@ -494,27 +353,31 @@ def relieve(
         # Fix the target now: once below the soft max, a second look would compute no need.
         floors = {tenant: parts.pool.used(task.task, tenant) - need for tenant, need in needs.items() if need}
     while result.rounds < MAX_ROUNDS:
-        needs = _needs(parts, task, floors)
+        needs = _needs(task, floors)
         if not any(needs.values()):
             break
         result.rounds += 1
-        freed = yield from _drop_clean_bases(parts, task, needs[Tenant.BASE_RUNS])
-        needs = _needs(parts, task, floors)
+        freed = yield from _drop_clean_bases(task, needs[Tenant.BASE_RUNS])
+        needs = _needs(task, floors)
         rows, state = sum(needs[tenant] for tenant in ROWS), needs[Tenant.STATE_CACHE]
         hashes = _coldest(task, rows, exact=exact)
         if state:
-            hashes = np.union1d(hashes, task.key_lru.coldest(parts.states.hot_keys(task.task), state))
+            hashes = np.union1d(hashes, task.key_lru.coldest(hot_state(task.handles()), state))
         if len(hashes):
-            evicted = yield from evict_keys(parts, task, hashes)
-            freed += evicted.freed_bytes + evicted.state_bytes
-            result.keys += evicted.keys - evicted.retried
+            keys, nbytes = yield from evict_keys(task, hashes)
+            freed += nbytes
+            result.keys += keys
         result.freed_bytes += freed
         yield "round"
         if not freed:
             break
-    result.short_bytes = sum(_needs(parts, task, floors).values())
-    parts.stats.relieved(
-        task.task, need=result.needed_bytes, freed=max(0, result.freed_bytes), short=result.short_bytes
+    result.short_bytes = sum(_needs(task, floors).values())
+    parts.stats.count(
+        task.task,
+        pressure_runs=1,
+        pressure_needed_bytes=result.needed_bytes,
+        pressure_freed_bytes=max(0, result.freed_bytes),
+        pressure_short=int(result.short_bytes > 0),
     )
     return result
 
@@ -548,9 +411,10 @@ def _hot_copies(task: TaskStorage) -> Iterator[HotCopy]:
 
 
 def _needs(
-    parts: StorageParts, task: TaskStorage, floors: Mapping[Tenant, int] | None, incoming_bytes: int = 0
+    task: TaskStorage, floors: Mapping[Tenant, int] | None, incoming_bytes: int = 0
 ) -> dict[Tenant, int]:
     """The bytes to free per tenant."""
+    parts = task.parts
     if floors is None:
         incoming = {Tenant.WRITE_BUFFER: incoming_bytes}
         return {
@@ -562,7 +426,7 @@ def _needs(
     }
 
 
-def _drop_clean_bases(parts: StorageParts, task: TaskStorage, need: int) -> Operation[int]:
+def _drop_clean_bases(task: TaskStorage, need: int) -> Operation[int]:
     """Drop hot base runs that are stored too, oldest buckets first, until `need` bytes are free."""
     freed = 0
     if need <= 0:
@@ -571,27 +435,18 @@ def _drop_clean_bases(parts: StorageParts, task: TaskStorage, need: int) -> Oper
         for start in store.state.index.hot_buckets():
             if freed >= need:
                 return freed
-            freed += _drop_clean(parts, task, store, start)
+            freed += _drop_clean(store, start)
             yield "dropped"
     return freed
 
 
-def _drop_clean(parts: StorageParts, task: TaskStorage, store: AttachedStore, start: int) -> int:
-    unlock = parts.locks.try_lock(task.task, store.spec.name, start)
-    if unlock is None:
-        return 0
-    try:
-        bucket = store.state.index.snapshot(start)
-        clean = [] if bucket is None else [run for run in bucket.runs if _is_clean_base(run)]
-        if bucket is None or not clean:
-            return 0
-        pairs = [(run, replace(run, hot=None)) for run in clean]
-        index = store.state.index
-        if not index.set_places(start, bucket.data_version, bucket.layout_version, pairs):
-            return 0
-        return parts.drop_hot(task, [run.hot for run in clean if run.hot is not None])
-    finally:
-        unlock()
+def _drop_clean(store: AttachedStore, start: int) -> int:
+    with Work(store.task) as work:
+        bucket = store.state.index.snapshot(start) if work.lock(store, start) else None
+        pairs = [
+            (run, replace(run, hot=None)) for run in (bucket.runs if bucket else ()) if _is_clean_base(run)
+        ]
+        return (work.place(store, bucket, pairs, "evict") or 0) if bucket and pairs else 0
 
 
 def _is_clean_base(run: RunEntry) -> bool:

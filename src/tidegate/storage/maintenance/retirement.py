@@ -1,21 +1,16 @@
 """Deletion of packs: a pack may go when it has no live run, no reader pins it, and no checkpoint holds it.
 
-`PackUse` counts the runs of each pack that live metadata names. A pack without any is *retired*: put in the queue,
-where it waits until no lease pins it and no retained or unfinished checkpoint holds it. Only then `delete_once`
-removes it.
+`PackUse` counts the runs of each pack that live metadata names. A pack without any is *retired*: it waits in the queue
+until no lease pins it and no retained or unfinished checkpoint holds it. Only then `delete_once` removes it.
 
 R1  a pack is not deleted while live, pinned, or held by a retained or unfinished checkpoint (INV-10).
-R2  retiring is idempotent; a pack leaves the queue only by a delete that succeeded or by `clear`.
-R3  a failed delete is tried again later, each time after a longer pause.
-R4  without `deletes` nothing is ever queued: a master deletes, because it knows the needs of other processes.
-I1  a pack is pinned while an open lease names it; opening, closing and querying are atomic under one lock.
-I2  a lease unpins exactly once, however often and on whichever thread it is closed (INV-13).
-I3  after `clear(task)` old leases of the task do not count, and closing them has no effect.
+R2  a pack leaves the queue only by a delete that succeeded or by `clear`; a failed delete is tried again later.
+R3  without `deletes` nothing is ever queued: a master deletes, because it knows the needs of other processes.
+I1  a lease unpins exactly once, however often and on whichever thread it is closed (INV-13).
 U1  live runs = adds − removes; removing a run twice raises and changes nothing.
 
-A pack's size is the maximum known content; after a restore, the runs that retained checkpoints name, or more if its
-file is larger than those can explain (`measure`). The queue is lost with the process; garbage collection finds packs
-left behind. Safe from any thread; no lock is held while the backend deletes.
+The queue is lost with the process; garbage collection finds packs left behind. Safe from any thread; no lock is held
+while the backend deletes.
 """
 
 from __future__ import annotations
@@ -24,30 +19,30 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tidegate.clock import Clock
 from tidegate.errors import InternalError, UnavailableError
-from tidegate.storage.backends.base import overlap
+from tidegate.storage.backends.base import StorageBackend, overlap
+from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import StoredRef
 
 # -- pins of readers ---------------------------------------------------------------------------------
 
 
-class Lease:
+class Lease(NamedTuple):
     """Pinned packs; close it once, by hand or with `with`."""
 
-    __slots__ = ("_open", "_pins", "packs")
-
-    def __init__(self, pins: BatchPins, leases: set[Lease], packs: frozenset[str]) -> None:
-        self.packs = packs
-        self._pins = pins
-        self._open = leases
+    pins: BatchPins
+    task: str
+    number: int
+    packs: frozenset[str]
 
     def close(self) -> None:
         """Unpin the packs; idempotent."""
-        self._pins._unpin(self)
+        self.pins._unpin(self)
 
     def __enter__(self) -> Lease:
         return self
@@ -63,38 +58,30 @@ class BatchPins:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tasks: dict[str, set[Lease]] = {}  # replaced by `clear`: old leases reach the old set only
+        self._tasks: dict[str, dict[int, Lease]] = {}
+        self._numbers = count()
 
-    def pin(self, task: str, refs: Iterable[StoredRef | str]) -> Lease:
-        """Pin the packs of these runs (or packs by name) until the lease is closed."""
-        packs = frozenset([ref if isinstance(ref, str) else ref.pack for ref in refs])
+    def pin(self, task: str, refs: Iterable[StoredRef]) -> Lease:
+        """Pin the packs of these runs until the lease is closed."""
+        packs = frozenset(ref.pack for ref in refs)
         with self._lock:
-            leases = self._tasks.get(task)
-            if leases is None:
-                leases = self._tasks[task] = set()
-            lease = Lease(self, leases, packs)
-            leases.add(lease)
+            lease = Lease(self, task, next(self._numbers), packs)
+            self._tasks.setdefault(task, {})[lease.number] = lease
             return lease
 
     def pinned(self, task: str) -> frozenset[str]:
         """Every pinned pack of the task."""
         with self._lock:
-            return frozenset().union(*(lease.packs for lease in self._tasks.get(task, ())))
+            return frozenset().union(*(lease.packs for lease in self._tasks.get(task, {}).values()))
 
     def open_leases(self, task: str | None = None) -> int:
         """The number of open leases, of one task or of all; at the end of the work, a leak."""
         with self._lock:
-            chosen = self._tasks.values() if task is None else filter(None, [self._tasks.get(task)])
-            return sum(len(leases) for leases in chosen)
-
-    def clear(self, task: str) -> None:
-        """Drop the task's pins, because it is restored or leaves the worker."""
-        with self._lock:
-            self._tasks.pop(task, None)
+            return sum(len(leases) for name, leases in self._tasks.items() if task in (None, name))
 
     def _unpin(self, lease: Lease) -> None:
         with self._lock:
-            lease._open.discard(lease)
+            self._tasks.get(lease.task, {}).pop(lease.number, None)
 
 
 # -- live runs ---------------------------------------------------------------------------------------
@@ -165,12 +152,6 @@ class PackUse:
                 if use is not None and use.runs:
                     use.total_bytes = max(use.total_bytes, nbytes - SLOT_ROOM * (use.runs + 1))
 
-    def live(self, task: str, pack: str) -> int:
-        """The number of live runs of the pack."""
-        with self._lock:
-            use = self._tasks.get(task, {}).get(pack)
-            return 0 if use is None else use.runs
-
     def packs(self, task: str) -> frozenset[str]:
         """Every live pack of the task."""
         with self._lock:
@@ -208,12 +189,6 @@ class PackUse:
 # -- holds of checkpoints, and the queue -------------------------------------------------------------
 
 
-class Deletes(Protocol):
-    """The backend interface of the queue."""
-
-    def delete(self, name: str) -> None: ...
-
-
 class CheckpointHolds:
     """The packs that each retained (or unfinished) checkpoint of a task needs.
 
@@ -223,52 +198,46 @@ class CheckpointHolds:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, dict[int, frozenset[str]]] = {}
-        self._again: Counter[tuple[str, int]] = Counter()  # holders beyond the first
+        self._held: dict[str, dict[int, tuple[frozenset[str], int]]] = {}  # the packs, and how many holders
 
     def hold(self, task: str, number: int, packs: Iterable[str]) -> None:
         """Hold these packs for checkpoint `number`, in addition to those of earlier calls."""
         with self._lock:
             held = self._held.setdefault(task, {})
-            held[number] = held.get(number, frozenset()).union(packs)
+            before, holders = held.get(number, (frozenset(), 1))
+            held[number] = before.union(packs), holders
 
     def hold_again(self, task: str, number: int) -> bool:
         """Add a holder, so that one more release is needed; False when the checkpoint was released already."""
         with self._lock:
-            if number not in self._held.get(task, ()):
+            held = self._held.get(task, {})
+            if number not in held:
                 return False
-            self._again[task, number] += 1
+            packs, holders = held[number]
+            held[number] = packs, holders + 1
             return True
 
-    def release(self, task: str, number: int) -> frozenset[str]:
-        """Release the checkpoint; returns the packs that no checkpoint of the task holds any more."""
+    def release(self, task: str, number: int) -> None:
+        """Remove a holder; without any left, the checkpoint holds its packs no longer."""
         with self._lock:
-            if self._again[task, number]:
-                self._again[task, number] -= 1
-                return frozenset()
-            del self._again[task, number]
             held = self._held.get(task, {})
-            return held.pop(number, frozenset()).difference(*held.values())
+            packs, holders = held.pop(number, (frozenset[str](), 1))
+            if holders > 1:
+                held[number] = packs, holders - 1
 
     def is_held(self, task: str, pack: str) -> bool:
         with self._lock:
-            return any(pack in packs for packs in self._held.get(task, {}).values())
-
-    def numbers(self, task: str) -> list[int]:
-        """The checkpoints of the task that hold something, or held nothing but are retained, ascending."""
-        with self._lock:
-            return sorted(self._held.get(task, ()))
+            return any(pack in packs for packs, _ in self._held.get(task, {}).values())
 
     def packs(self, task: str) -> frozenset[str]:
         """Every pack that a checkpoint of the task holds."""
         with self._lock:
-            return frozenset().union(*self._held.get(task, {}).values())
+            return frozenset().union(*(packs for packs, _ in self._held.get(task, {}).values()))
 
     def clear(self, task: str) -> None:
         """Drop all holds of a task that leaves the worker; its files are left to garbage collection."""
         with self._lock:
-            for number in self._held.pop(task, {}):
-                del self._again[task, number]
+            self._held.pop(task, None)
 
 
 @dataclass(slots=True)
@@ -287,51 +256,32 @@ class Deletion(NamedTuple):
     failed: tuple[str, ...]
 
 
-class Waiting(NamedTuple):
-    """The number of retired packs by what they wait for."""
-
-    pinned: int
-    held: int
-    retrying: int
-    ready: int
-
-
 class BatchRetirementQueue:
     """Retired packs of all tasks of the worker."""
 
     def __init__(
         self,
-        backend: Deletes,
+        config: StorageConfig,
+        backend: StorageBackend,
         pins: BatchPins,
         holds: CheckpointHolds,
         clock: Clock,
-        *,
-        backoff_ms: int,
-        backoff_max_ms: int,
-        deletes_at_once: int = 1,
-        deletes: bool = True,
     ) -> None:
+        self._config = config
         self._backend = backend
         self._pins = pins
         self._holds = holds
         self._clock = clock
-        self._backoff_ms = backoff_ms
-        self._backoff_max_ms = backoff_max_ms
-        self._deletes_at_once = deletes_at_once
-        self._deletes = deletes
         self._lock = threading.Lock()
         self._tasks: dict[str, dict[str, _Retired]] = {}
 
-    def retire(self, task: str, packs: Iterable[str]) -> int:
-        """Queue packs without live runs; returns how many were not queued before."""
-        if not self._deletes:
-            return 0
-        with self._lock:
-            queue = self._tasks.setdefault(task, {})
-            before = len(queue)
-            for pack in packs:
-                queue.setdefault(pack, _Retired())
-            return len(queue) - before
+    def retire(self, task: str, packs: Iterable[str]) -> None:
+        """Queue packs without live runs."""
+        if self._config.deletes:
+            with self._lock:
+                queue = self._tasks.setdefault(task, {})
+                for pack in packs:
+                    queue.setdefault(pack, _Retired())
 
     def delete_once(self, task: str, max_packs: int) -> Deletion:
         """Delete up to `max_packs` of the task's unreferenced packs, oldest first."""
@@ -348,7 +298,7 @@ class BatchRetirementQueue:
                 deleted.add(pack)
 
         try:
-            overlap(delete, chosen, at_most=self._deletes_at_once)
+            overlap(delete, chosen, at_most=self._config.delete_parallelism if self._backend.is_remote else 1)
         finally:  # also after a permanent error of the backend: no pack is lost from the queue
             self._settle(task, chosen, deleted)
         return Deletion(
@@ -361,21 +311,24 @@ class BatchRetirementQueue:
         with self._lock:
             return list(self._tasks.get(task, ()))
 
-    def waiting(self, task: str) -> Waiting:
-        """How many retired packs wait, by reason."""
+    def waiting(self, task: str) -> dict[str, int]:
+        """How many retired packs are pinned, held, retrying after a failed delete, and ready."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             queue = [(pack, retired.due_ms) for pack, retired in self._tasks.get(task, {}).items()]
         counts = {"pinned": 0, "held": 0, "retrying": 0, "ready": 0}
-        pinned = self._pins.pinned(task)
+        pinned, held = self._pins.pinned(task), self._holds.packs(task)
         for pack, due_ms in queue:
-            if pack in pinned:
-                counts["pinned"] += 1
-            elif self._holds.is_held(task, pack):
-                counts["held"] += 1
-            else:
-                counts["retrying" if due_ms > now_ms else "ready"] += 1
-        return Waiting(**counts)
+            counts[
+                "pinned"
+                if pack in pinned
+                else "held"
+                if pack in held
+                else "retrying"
+                if due_ms > now_ms
+                else "ready"
+            ] += 1
+        return counts
 
     def clear(self, task: str) -> None:
         """Drop a task's queue, because it is restored or leaves the worker."""
@@ -409,6 +362,9 @@ class BatchRetirementQueue:
                     del queue[pack]
                     continue
                 retired.deleting = False
-                pause_ms = min(self._backoff_ms << min(retired.failures, 30), self._backoff_max_ms)
+                pause_ms = min(
+                    self._config.delete_backoff_ms << min(retired.failures, 30),
+                    self._config.delete_backoff_max_ms,
+                )
                 retired.failures += 1
                 retired.due_ms = now_ms + pause_ms

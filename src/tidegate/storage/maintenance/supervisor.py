@@ -2,37 +2,30 @@
 
 The work of a task is a pass: compact its cold buckets and relieve memory, store and evict cold buckets, rehydrate
 buckets that are read repeatedly, move runs out of packs that are mostly dead, and delete retired packs. A pass is one
-generator built from the operations' generators, so it can stop after any phase and be resumed later, and closing it
-leaves nothing half done.
+generator built from the operations' generators, so it can stop after any phase and be resumed later.
 
 S1  the newest buckets of a store (`hot_bucket_count`) are skipped because they are still being written. One is
-    compacted only if it has so many runs that are small or overlap in time that reads would be slow
-    (`compaction.is_crowded`).
-S2  an error stops the task: every later call for the task raises it (see `TaskStorage`). An unreachable backend does no
-    harm: a background job tries again at its next turn, and stops the task only after `UNAVAILABLE_MS` without success;
-    an inline pass raises the error to its caller, who may call again.
+    compacted only if it has so many small or overlapping runs that reads would be slow (`compaction.is_crowded`).
+S2  an error stops the task: every later call for the task raises it (see `TaskStorage`). While the backend is out of
+    reach, a background job tries again and stops the task only after `UNAVAILABLE_MS`; an inline pass raises the error.
 S3  calling `start` twice creates one set of jobs; `stop` returns when none of them runs.
 S4  an inline pass stops only where it rests or waits, with nothing half done and nothing held that others wait for. So
     a checkpoint need not end it, and no work is lost. Time beyond its budget is deducted from later calls.
-S5  stored runs are merged only when there are many, because merging writes them again.
-S6  a rehydrated bucket stays until relief drops it or new rows arrive; their memory is limited by the low watermarks,
-    so that rehydration never triggers relief.
+S5  a rehydrated bucket stays until relief drops it or new rows arrive; rehydration never triggers relief.
 
 Background jobs run on the injected scheduler; no thread is started here.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from tidegate.errors import UnavailableError
-from tidegate.scheduling import Scheduled, Scheduler
-from tidegate.storage.maintenance.compaction import compact, has_reclaimable_rows, is_crowded
+from tidegate.scheduling import Scheduler
+from tidegate.storage.maintenance.compaction import compact, is_crowded, is_worth
 from tidegate.storage.maintenance.dump import dump, measure, rehydrate, relieve, repack, sparse_segments
 from tidegate.storage.maintenance.operations import RESTING, WAITING, Operation
-from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
+from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage, Upkeep
 from tidegate.storage.spec import Merge
 
 CROWDED_HOT = 4  # times max_deltas runs, and a bucket is compacted although it is among the newest
@@ -42,25 +35,12 @@ UNAVAILABLE_MS = 60_000  # how long a background job retries while the backend i
 UNAVAILABLE_TRIES = 4  # and how often at least, where its turns are further apart
 
 
-@dataclass(slots=True)
-class Upkeep:
-    """The jobs and the unfinished inline pass of one task."""
-
-    jobs: list[Scheduled] = field(default_factory=list)
-    working: threading.Lock = field(default_factory=threading.Lock)
-    stopping: threading.Event = field(default_factory=threading.Event)
-    inline: Operation[None] | None = None
-    overrun_ms: int = 0  # what inline passes took beyond their budgets so far
-
-
 class MaintenanceSupervisor:
     """Runs maintenance for the tasks of a worker."""
 
     def __init__(self, parts: StorageParts, scheduler: Scheduler) -> None:
         self._parts = parts
         self._scheduler = scheduler
-        self._lock = threading.Lock()
-        self._upkeep: dict[str, Upkeep] = {}
 
     # -- in the background -----------------------------------------------------------------------
 
@@ -70,8 +50,8 @@ class MaintenanceSupervisor:
         if isinstance(task.failure, UnavailableError):
             task.failure = None  # nothing was harmed: data stayed where it was, and the cause may be gone
         task.check()
-        upkeep = self._of(task)
-        with self._lock:
+        upkeep = task.upkeep
+        with task.lock:
             if upkeep.jobs:
                 return
             upkeep.stopping.clear()
@@ -91,19 +71,13 @@ class MaintenanceSupervisor:
 
     def stop(self, task: TaskStorage) -> bool:
         """Stop the task's background jobs and its inline pass, at a safe point; returns whether jobs were running."""
-        upkeep = self._of(task)
-        with self._lock:
-            jobs, upkeep.jobs = upkeep.jobs, []
-        for job in jobs:
-            job.cancel()
+        upkeep = task.upkeep
+        was_running = self._end_jobs(task)
         upkeep.stopping.set()
         with upkeep.working:  # a job that runs now ends after its phase
             pass
         self.close_inline(task)
-        return bool(jobs)
-
-    def is_running(self, task: TaskStorage) -> bool:
-        return bool(self._of(task).jobs)
+        return was_running
 
     def _job(
         self, task: TaskStorage, upkeep: Upkeep, make: Callable[[TaskStorage], Operation[None]]
@@ -122,7 +96,7 @@ class MaintenanceSupervisor:
                 except UnavailableError as error:
                     now_ms = self._parts.clock.monotonic_ms()
                     tries, first_ms = tries + 1, first_ms if tries else now_ms
-                    self._parts.stats.retried(task.task)
+                    self._parts.stats.count(task.task, maintenance_retries=1)
                     if tries >= UNAVAILABLE_TRIES and now_ms - first_ms >= UNAVAILABLE_MS:
                         self._failed(task, error)
                 except Exception as error:  # noqa: BLE001 - a job's edge: kept, and raised by the task's next call
@@ -145,12 +119,15 @@ class MaintenanceSupervisor:
 
     def _failed(self, task: TaskStorage, error: Exception) -> None:
         task.fail(error)
-        self._parts.stats.failed(task.task)
-        upkeep = self._of(task)
-        with self._lock:
-            jobs, upkeep.jobs = upkeep.jobs, []
+        self._parts.stats.count(task.task, maintenance_failures=1)
+        self._end_jobs(task)
+
+    def _end_jobs(self, task: TaskStorage) -> bool:
+        with task.lock:
+            jobs, task.upkeep.jobs = task.upkeep.jobs, []
         for job in jobs:
             job.cancel()
+        return bool(jobs)
 
     # -- inline ----------------------------------------------------------------------------------
 
@@ -161,7 +138,7 @@ class MaintenanceSupervisor:
         unless earlier calls exceeded theirs.
         """
         task.check()
-        upkeep, clock = self._of(task), self._parts.clock
+        upkeep, clock = task.upkeep, self._parts.clock
         if upkeep.overrun_ms > budget_ms:
             upkeep.overrun_ms -= budget_ms
             return False
@@ -187,54 +164,50 @@ class MaintenanceSupervisor:
 
     def close_inline(self, task: TaskStorage) -> None:
         """Close an unfinished inline pass and undo what it has not published."""
-        upkeep = self._of(task)
+        upkeep = task.upkeep
         if upkeep.inline is not None:
             upkeep.inline.close()
             upkeep.inline = None
-
-    def forget(self, task: TaskStorage) -> None:
-        """Drop the task's jobs and pass, because it leaves the worker."""
-        self.stop(task)
-        with self._lock:
-            del self._upkeep[task.task]
 
     # -- the parts of a pass ---------------------------------------------------------------------
 
     def compacting(self, task: TaskStorage, *, rest_bytes: int | None = None) -> Operation[None]:
         """Compact cold buckets, with a rest after every `rest_bytes`; then bring memory below its limits."""
+        most = self._parts.config.max_deltas
         for store in task.attached():
             for bucket in self._crowded(store):
-                strip = rest_bytes if self._cold(store, [bucket]) else None
-                while (yield from compact(self._parts, task, store, bucket, rest_bytes=strip)):
+                strip = rest_bytes if store.cold([bucket]) else None
+                while (yield from compact(store, bucket, rest_bytes=strip)):
                     yield RESTING
-                    if not self._is_worth(store, bucket):
+                    found = store.state.index.snapshot(bucket)
+                    if found is None or not is_worth(store.spec.merge, found.runs, most):
                         break
-        yield from relieve(self._parts, task)
+        yield from relieve(task)
         yield RESTING
 
     def dumping(self, task: TaskStorage) -> Operation[None]:
         """Store cold buckets and drop their hot copies; bring back those that are read again and again, as far as
-        there is room (S6)."""
+        there is room."""
         for store in task.attached():
             index = store.state.index
             found = index.hot_buckets()
             kept = store.cold_reads.kept(found) - set(index.unstored_buckets())
-            hot = [bucket for bucket in self._cold(store, found) if bucket not in kept]
+            hot = [bucket for bucket in store.cold(found) if bucket not in kept]
             for start in range(0, len(hot), DUMP_BUCKETS):
                 some = hot[start : start + DUMP_BUCKETS]
-                yield from dump(self._parts, task, [(store, some)], evict=True)
+                yield from dump(task, [(store, some)], evict=True)
                 yield RESTING
             for bucket in store.cold_reads.take():
-                if (yield from rehydrate(self._parts, task, store, bucket)):
+                if (yield from rehydrate(store, bucket)):
                     store.cold_reads.keep(bucket)
                 yield RESTING
 
     def repacking(self, task: TaskStorage) -> Operation[None]:
         """Rewrite the live runs of packs that are mostly dead."""
-        yield from measure(self._parts, task)
+        yield from measure(task)
         for store in task.attached():
-            for segment, packs in sparse_segments(self._parts, task, store).items():
-                yield from repack(self._parts, task, store, segment, packs)
+            for segment, packs in sparse_segments(store).items():
+                yield from repack(store, segment, packs)
                 yield RESTING
 
     def deleting(self, task: TaskStorage) -> Operation[None]:
@@ -244,7 +217,7 @@ class MaintenanceSupervisor:
         for pack in deletion.deleted:
             parts.packs.forget(pack)
         parts.use.forget(task.task, deletion.deleted)
-        parts.stats.deleted(task.task, packs=len(deletion.deleted), failed=len(deletion.failed))
+        parts.stats.count(task.task, deleted_packs=len(deletion.deleted), failed_deletes=len(deletion.failed))
         yield "deleted"
 
     def reclaiming(self, task: TaskStorage) -> Operation[None]:
@@ -263,35 +236,11 @@ class MaintenanceSupervisor:
         crowded = index.crowded_buckets()
         if store.spec.merge is Merge.LAST:  # a lone run of tombstones is unsettled too; fresh runs are hot
             crowded = sorted({*crowded, *index.hot_buckets()})
-        cold = set(self._cold(store, crowded))
-        limit = CROWDED_HOT * self._parts.config.max_deltas
+        cold, most = set(store.cold(crowded)), self._parts.config.max_deltas
         for bucket in crowded:
-            if bucket in cold:
-                if self._is_worth(store, bucket):
-                    yield bucket
-            elif (found := index.snapshot(bucket)) is not None and is_crowded(found.runs, limit):
+            if (found := index.snapshot(bucket)) is not None and (
+                is_worth(store.spec.merge, found.runs, most)
+                if bucket in cold
+                else is_crowded(found.runs, CROWDED_HOT * most)
+            ):
                 yield bucket
-
-    def _is_worth(self, store: AttachedStore, bucket: int) -> bool:
-        index, most = store.state.index, self._parts.config.max_deltas
-        found = index.snapshot(bucket)
-        if found is None:
-            return False
-        return (
-            len({run.order for run in found.runs}) > most
-            or (
-                index.should_compact(bucket, max_deltas=most)
-                and any(run.stored is None for run in found.runs)
-            )
-            or has_reclaimable_rows(store.spec.merge, found.runs)
-        )
-
-    def _cold(self, store: AttachedStore, buckets: list[int]) -> list[int]:
-        if not store.hot_buckets:
-            return buckets
-        newest = store.state.index.all_buckets()[-store.hot_buckets :]
-        return [bucket for bucket in buckets if not newest or bucket < newest[0]]
-
-    def _of(self, task: TaskStorage) -> Upkeep:
-        with self._lock:
-            return self._upkeep.setdefault(task.task, Upkeep())

@@ -5,8 +5,7 @@ they are dumped or evicted: data on the backend still has to be consumed.
 
 B1  used = the sum of what each task acquired and did not release (INV-14); never below 0. Over-release raises.
 B2  first come, first served; no lost wake-up (`waiting`, W1).
-B3  more than the limit is admitted alone, when nothing else is in; more than `largest_bytes` never fits in
-    memory beside the pool and is an `InvalidError`.
+B3  more than the limit is admitted alone, when nothing else is in; more than `largest_bytes` is an `InvalidError`.
 B4  no hang: every wait is bounded. When no room can ever be made, waiters get `retention_exceeds_backlog` at once:
     when all tasks that hold backlog have declared that they have nothing left to prune, or when all threads that
     append and prune wait themselves (`expect_jobs`).
@@ -31,13 +30,13 @@ class BacklogBudget:
         if limit_bytes < 1:
             raise InvalidError(f"backlog_limit_bytes is {limit_bytes}; it must be at least 1")
         self._line = Line(clock)
-        self._limit = limit_bytes
+        self.limit = limit_bytes
         self._largest = largest_bytes
         self._timeout_ms = timeout_ms
         self._held: dict[str, int] = {}
         self._exhausted: set[str] = set()
-        self._used = 0
-        self._waits = 0
+        self.used = 0
+        self.waits = 0  # the number of waits so far
         self._threads: int | None = None  # None: it is not known who makes room
         self._jobs = 0
 
@@ -70,13 +69,12 @@ class BacklogBudget:
         with self._line.lock:
             if not len(self._line) and self._admit(task, nbytes):
                 return
-            self._waits += 1
+            self.waits += 1
             refuse = None if is_worth_it else lambda: self._refuse(task, nbytes)
             if self._line.enter(lambda: self._admit(task, nbytes), bound_ms, refuse=refuse):
                 return
-            used = self._used
         raise OverloadError(
-            f"task {task!r} waited {bound_ms} ms for {nbytes} bytes of backlog; {used} of {self._limit} are in use "
+            f"task {task!r} waited {bound_ms} ms for {nbytes} bytes of backlog; {self.used} of {self.limit} are in use "
             "and nothing was pruned meanwhile. Let consumers catch up, then retry; or raise backlog_limit_bytes",
             reason="backlog_full",
         )
@@ -135,39 +133,26 @@ class BacklogBudget:
             self._jobs -= 1
             self._line.stir_all()
 
-    @property
-    def used(self) -> int:
-        return self._used
-
     def used_by(self, task: str) -> int:
         with self._line.lock:
             return self._held.get(task, 0)
-
-    @property
-    def limit(self) -> int:
-        return self._limit
 
     @property
     def waiting(self) -> int:
         """The number of waiting threads."""
         return len(self._line)
 
-    @property
-    def waits(self) -> int:
-        """The number of waits so far."""
-        return self._waits
-
     def _admit(self, task: str, nbytes: int) -> bool:
-        if self._used and self._used + nbytes > self._limit:
+        if self.used and self.used + nbytes > self.limit:
             return False
         self._add(task, nbytes)
         return True
 
     def _refuse(self, task: str, nbytes: int) -> None:
         all_wait = self._threads is not None and len(self._line) >= min(self._threads, self._jobs)
-        if self._used and (all_wait or self._held.keys() <= self._exhausted):
+        if self.used and (all_wait or self._held.keys() <= self._exhausted):
             raise OverloadError(
-                f"task {task!r} needs {nbytes} bytes of backlog and {self._used} of {self._limit} are in use by rows "
+                f"task {task!r} needs {nbytes} bytes of backlog and {self.used} of {self.limit} are in use by rows "
                 "that must be kept and cannot be pruned: the retained window is larger than the budget. Raise "
                 "backlog_limit_bytes, or shorten the retention (window size plus grace)",
                 reason="retention_exceeds_backlog",
@@ -176,14 +161,14 @@ class BacklogBudget:
     def _add(self, task: str, nbytes: int) -> None:
         if nbytes:
             self._held[task] = self._held.get(task, 0) + nbytes
-            self._used += nbytes
+            self.used += nbytes
             self._exhausted.discard(task)
 
     def _take_out(self, task: str, nbytes: int) -> None:
         left = self._held.pop(task, 0) - nbytes
         if left:
             self._held[task] = left
-        self._used -= nbytes
+        self.used -= nbytes
         self._exhausted.discard(task)
 
 

@@ -1,18 +1,13 @@
-"""The LRU order of a task's keys, the keys in use, and the buckets that are read from packs repeatedly.
+"""The LRU order of a task's keys, and the buckets that are read from packs repeatedly.
 
 Only recency is stored. A key's bytes are summed when relief chooses (`hot_keys`), from the hot runs it visits anyway.
 Two keys that share a hash are touched and chosen together. A key's last use is its last read or write: a hot copy's id
 gives the time of its creation, and ids and ticks come from one counter. Copies not made by a write (merged, rehydrated,
-shrunk) do not count as a use of keys whose last use is known.
+shrunk) do not count as a use of keys whose last use is known. A reader keeps the runs it reads alive by itself.
 
-K1  `coldest` never returns a key in use (`hold`) and chooses by (last use, bytes descending), in vector passes: no loop
-    over keys in Python.
+K1  `coldest` chooses by (last use, bytes descending), in vector passes: no loop over keys in Python.
 K2  a touch costs an append to a list; touches are sorted when relief chooses. At most `MOST_TOUCHED_KEYS` are queued:
     beyond that the oldest are dropped, and those keys count as used when they were last written.
-
-`ColdReads` counts a load once for each bucket of which it read a stored run; scans do not count. Maintenance takes the
-candidates for rehydration, and drops the counts of buckets not read since its last call. A rehydrated bucket is *kept*:
-periodic dumps skip its hot copies, until relief drops them.
 
 Safe from any thread: one lock each, held for a list operation or a vector pass.
 """
@@ -27,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.errors import InternalError
 from tidegate.storage.index import HotCopy, Tenant, next_tick
 from tidegate.storage.runs.columns import sorted_marks
 from tidegate.storage.runs.run import Run
@@ -39,7 +33,11 @@ MOST_BUCKETS = 4096
 
 
 class ColdReads:
-    """The cold reads of one store, by bucket."""
+    """The cold reads of one store, by bucket: a load counts once for each bucket of which it read a stored run.
+
+    Maintenance takes the candidates for rehydration. A rehydrated bucket is *kept*: periodic dumps skip its hot copies,
+    until relief drops them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,10 +155,6 @@ class KeyLru:
         self._touched: deque[tuple[Hashes, Int64s]] = deque()  # a tick for each key, or one for all
         self._touched_keys = 0
         self._used: dict[int, None] = {}  # keys used one by one, not among the touched yet
-        self._single_holds: dict[int, int] = {}
-        self._groups: dict[
-            int, tuple[Hashes, int]
-        ] = {}  # by the identity of the array: it, and how often held
 
     def settle_with(self, settle: Callable[[], None]) -> None:
         """Register a callback that passes pending touches; called before each choice, without locks."""
@@ -173,67 +167,23 @@ class KeyLru:
             own = hashes if hashes.base is None else hashes.copy()  # a view keeps its whole array alive
             self._queue(own, in_order=in_order)
 
-    def hold(self, hashes: Hashes) -> None:
-        """Mark these keys as in use until `unhold` is called with the same array object; holds add up."""
+    def touch_one(self, key_hash: int) -> None:
+        """Record a use of one key; for point reads."""
         with self._lock:
-            _, count = self._groups.get(id(hashes), (hashes, 0))
-            self._groups[id(hashes)] = hashes, count + 1
-
-    def unhold(self, hashes: Hashes) -> None:
-        """End one hold of this array."""
-        with self._lock:
-            _, count = self._groups.pop(id(hashes), (hashes, 0))
-            if count == 0:
-                raise InternalError(f"keys of task {self.task} are released and nobody holds them")
-            if count > 1:
-                self._groups[id(hashes)] = hashes, count - 1
-
-    def begin_use(self, key_hash: int) -> None:
-        """Touch one key and mark it as in use until `end_use`; for point reads."""
-        with self._lock:
-            self._single_holds[key_hash] = self._single_holds.get(key_hash, 0) + 1
             self._used[key_hash] = None
             if len(self._used) > MOST_SINGLE_USES:
                 self._queue_used()
 
-    def end_use(self, key_hash: int) -> None:
-        """End what `begin_use` began."""
-        with self._lock:
-            left = self._single_holds.pop(key_hash, 0) - 1
-            if left > 0:
-                self._single_holds[key_hash] = left
-            elif left < 0:
-                raise InternalError(
-                    f"key hash {key_hash:016x} of task {self.task} is released and nobody holds it"
-                )
-
-    @property
-    def held(self) -> int:
-        """The number of open holds: arrays and single keys."""
-        with self._lock:
-            return len(self._groups) + len(self._single_holds)
-
     def coldest(self, keys: HotKeys, need_bytes: int) -> Hashes:
-        """The keys to evict, ascending: the coldest that together have `need_bytes`; all there are when they have not
-        so much. None of them is held."""
+        """The keys to evict, ascending: the coldest that together have `need_bytes`; all if they have not so much."""
         for settle in self._settlers:
             settle()
         with self._lock:
-            in_use = np.concatenate(
-                [
-                    np.fromiter(self._single_holds, np.uint64, len(self._single_holds)),
-                    *(hashes for hashes, _ in self._groups.values()),
-                ]
-            )
             ticks = self._last_uses(keys)
-        hashes, nbytes = keys.hashes, keys.nbytes
-        if len(in_use) and len(hashes):
-            free = np.flatnonzero(~_is_in(hashes, np.sort(in_use)))
-            hashes, nbytes, ticks = hashes[free], nbytes[free], ticks[free]
-        return np.sort(hashes[choose_coldest(ticks, nbytes, need_bytes)])
+        return np.sort(keys.hashes[choose_coldest(ticks, keys.nbytes, need_bytes)])
 
     def clear(self) -> None:
-        """Drop all recorded uses; open holds stay."""
+        """Drop all recorded uses."""
         with self._lock:
             self._known = (NO_HASHES, NO_NUMBERS)
             self._touched.clear()
@@ -328,9 +278,3 @@ def _looked_up(hashes: Hashes, known: Hashes, numbers: Int64s) -> Int64s:
         return np.zeros(len(hashes), np.int64)
     at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     return np.where(known[at] == hashes, numbers[at], 0)
-
-
-def _is_in(hashes: Hashes, ordered: Hashes) -> npt.NDArray[np.bool_]:
-    at = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
-    found: npt.NDArray[np.bool_] = ordered[at] == hashes
-    return found

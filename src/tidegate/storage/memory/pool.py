@@ -1,22 +1,16 @@
 """The memory of one worker: bytes by (task, tenant) under one total, and the caches of runs charged to it.
 
 A tenant has a *reserve*, which other tasks' needs never touch, and a *soft max*: above it a reservation still
-succeeds and relief follows. The worker total is hard for `reserve`: relief across tasks, then a bounded wait,
-then `OverloadError`. `reserve_over_limit` is for bytes that exist already or replace others in a moment.
-
-`WriteBuffer` keeps runs as they were accepted, until they are compacted, evicted or pruned; `BaseRuns` keeps merged
-runs and rehydrated ones. They own the set of hot copies and their bytes in the pool; the index owns the runs, and
-writer and maintenance decide when a copy is dropped.
+succeeds and relief follows. The worker total is hard for `reserve`: relief across tasks, then a bounded wait, then
+`OverloadError`. `reserve_over_limit` is for bytes that exist already or replace others in a moment. `WriteBuffer` and
+`BaseRuns` own the hot copies; the index owns the runs, and writer and maintenance decide when a copy is dropped.
 
 P1  total = the sum over all (task, tenant); each number is at least 0 (INV-15). Giving back more than was taken
     raises and changes nothing.
 P2  relief runs without the pool's lock, so it may release, evict and wait like anybody else (INV-16).
-C1  a hot copy is charged with its run's logical bytes, to its cache's tenant.
-C2  ids come from one counter of the process, so an id is never seen twice, in either cache, also after `clear`.
-C3  a reference to a `HotCopy` keeps its rows alive: removing one only ends its accounting.
-C4  the write buffer takes rows of a caller in all together or not at all, and makes the caller wait at the worker
-    total. Base runs never wait: what compaction makes replaces runs that leave in a moment, and what would be
-    rehydrated without room is not (`has_room`).
+C1  a hot copy is charged with its run's logical bytes, to its cache's tenant. Its id is never used again.
+C2  the write buffer takes rows of a caller in all together or not at all, and makes the caller wait at the worker
+    total. Base runs never wait: they replace runs that leave in a moment, or the caller checked `has_room`.
 
 Safe from any thread.
 """
@@ -24,8 +18,8 @@ Safe from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, NamedTuple
 
 from tidegate.clock import Clock
 from tidegate.errors import InternalError, InvalidError, OverloadError
@@ -45,23 +39,20 @@ class ReliefShare(NamedTuple):
     nbytes: int
 
 
-Relief: TypeAlias = "Callable[[list[ReliefShare]], int]"
-"""Frees memory, as near to the shares as it can, and returns the bytes freed."""
-
-
 class WorkerMemoryPool:
     """All pool memory of one worker process."""
 
     def __init__(self, config: StorageConfig, clock: Clock) -> None:
         self._config = config
         self._line = Line(clock)
-        self._relief: Relief | None = None
+        self._relief: Callable[[list[ReliefShare]], int] | None = None
         self._used: dict[str, dict[Tenant, int]] = {}
-        self._total = 0
-        self._waits = 0
+        self.total = 0
+        self.waits = 0  # the number of waits so far
+        self.limit = config.worker_total_bytes
 
-    def set_relief(self, relief: Relief | None) -> None:
-        """Set the callback that frees memory at the worker total; it is called without locks."""
+    def set_relief(self, relief: Callable[[list[ReliefShare]], int] | None) -> None:
+        """Set the callback that frees memory at the worker total, as near to the shares as it can, without locks."""
         self._relief = relief
 
     def attach(self, task: str) -> None:
@@ -73,7 +64,7 @@ class WorkerMemoryPool:
         """Remove a task; returns what it still held (empty unless there was a leak)."""
         with self._line.lock:
             held = {tenant: nbytes for tenant, nbytes in self._used.pop(task, {}).items() if nbytes}
-            self._total -= sum(held.values())
+            self.total -= sum(held.values())
             self._line.stir()
             return held
 
@@ -88,10 +79,10 @@ class WorkerMemoryPool:
     def reserve(self, task: str, tenant: Tenant, nbytes: int, *, timeout_ms: int | None = None) -> None:
         """Reserve the bytes; at the worker total: relief across tasks, a bounded wait, then `OverloadError`."""
         _check(nbytes)
-        if nbytes > self._config.worker_total_bytes:
+        if nbytes > self.limit:
             raise InvalidError(
                 f"task {task} asks for {nbytes} bytes of {tenant} at once and the whole worker has "
-                f"{self._config.worker_total_bytes}: raise worker_total_bytes or lower max_batch_bytes"
+                f"{self.limit}: raise worker_total_bytes or lower max_batch_bytes"
             )
         if self.try_reserve(task, tenant, nbytes):
             return
@@ -99,14 +90,13 @@ class WorkerMemoryPool:
         if timeout_ms is None:
             timeout_ms = self._config.memory_timeout_ms
         with self._line.lock:
-            self._waits += 1
+            self.waits += 1
             if self._line.enter(lambda: self._admit(task, tenant, nbytes), timeout_ms):
                 return
             held = ", ".join(f"{name} {sum(tenants.values())}" for name, tenants in self._used.items())
-            total = self._total
         raise OverloadError(
-            f"task {task} waited {timeout_ms} ms for {nbytes} bytes of {tenant}: the worker holds {total} of "
-            f"{self._config.worker_total_bytes} bytes ({held}) and no more could be taken back. Close views that "
+            f"task {task} waited {timeout_ms} ms for {nbytes} bytes of {tenant}: the worker holds {self.total} of "
+            f"{self.limit} bytes ({held}) and no more could be taken back. Close views that "
             "are held open, run fewer tasks in one worker, or raise worker_total_bytes",
             reason="worker_memory",
         )
@@ -124,13 +114,6 @@ class WorkerMemoryPool:
             self._subtract(task, tenant, nbytes)
             self._line.stir()
 
-    def move(self, task: str, source: Tenant, target: Tenant, nbytes: int) -> None:
-        """Move bytes to another tenant; the total does not change."""
-        _check(nbytes)
-        with self._line.lock:
-            self._subtract(task, source, nbytes)
-            self._add(task, target, nbytes)
-
     def used(self, task: str, tenant: Tenant | None = None) -> int:
         """Bytes of one tenant of a task, or of all of them."""
         with self._line.lock:
@@ -138,22 +121,9 @@ class WorkerMemoryPool:
             return sum(tenants.values()) if tenant is None else tenants.get(tenant, 0)
 
     @property
-    def total(self) -> int:
-        return self._total
-
-    @property
-    def limit(self) -> int:
-        return self._config.worker_total_bytes
-
-    @property
     def waiting(self) -> int:
         """The number of waiting threads."""
         return len(self._line)
-
-    @property
-    def waits(self) -> int:
-        """The number of waits so far."""
-        return self._waits
 
     def ledger(self) -> dict[str, dict[Tenant, int]]:
         """A consistent copy of all numbers."""
@@ -174,23 +144,46 @@ class WorkerMemoryPool:
 
     def has_room(self, task: str, tenant: Tenant, nbytes: int) -> bool:
         """Whether so many bytes more stay at or below the low watermark, of the tenant's soft max and of the total."""
-        most = self._config.worker_total_bytes * self._config.low_watermark_permille // 1000
+        most = self.limit * self._config.low_watermark_permille // 1000
         with self._line.lock:
             used = self._used.get(task, {}).get(tenant, 0)
-            return self._total + nbytes <= most and used + nbytes <= self._config.relief_target(tenant)
+            return self.total + nbytes <= most and used + nbytes <= self._config.relief_target(tenant)
 
     def shares(self, need_bytes: int) -> list[ReliefShare]:
-        """The shares that together free `need_bytes`, or less if there is less above the reserves."""
-        return relief_shares(self.ledger(), self._config, need_bytes)
+        """The shares that together free `need_bytes`, or less if there is less above the reserves.
+
+        Those above their soft max first, the largest excess first, and never below a reserve.
+        """
+        held = [
+            (task, tenant, used)
+            for task, all_used in self.ledger().items()
+            for tenant, used in all_used.items()
+        ]
+        shares: dict[tuple[str, Tenant], int] = {}
+        for floor in ("soft_max_bytes", "reserve_bytes"):
+            excess = [
+                (
+                    used - getattr(self._config.limits(tenant), floor) - shares.get((task, tenant), 0),
+                    task,
+                    tenant,
+                )
+                for task, tenant, used in held
+            ]
+            for above, task, tenant in sorted(excess, key=lambda each: (-each[0], each[1], each[2])):
+                taken = min(above, need_bytes)
+                if taken > 0:
+                    shares[task, tenant] = shares.get((task, tenant), 0) + taken
+                    need_bytes -= taken
+        return [ReliefShare(task, tenant, nbytes) for (task, tenant), nbytes in shares.items()]
 
     def _relieve(self, nbytes: int) -> None:
         relief = self._relief
-        need = self._total + nbytes - self._config.worker_total_bytes
+        need = self.total + nbytes - self.limit
         if relief is not None and need > 0 and (shares := self.shares(need)):
             relief(shares)
 
     def _admit(self, task: str, tenant: Tenant, nbytes: int) -> bool:
-        if nbytes and self._total + nbytes > self._config.worker_total_bytes:
+        if nbytes and self.total + nbytes > self.limit:
             return False
         self._add(task, tenant, nbytes)
         return True
@@ -198,7 +191,7 @@ class WorkerMemoryPool:
     def _add(self, task: str, tenant: Tenant, nbytes: int) -> None:
         tenants = self._task(task)
         tenants[tenant] += nbytes
-        self._total += nbytes
+        self.total += nbytes
 
     def _subtract(self, task: str, tenant: Tenant, nbytes: int) -> None:
         held = self._used.get(task, {}).get(tenant, 0)
@@ -209,7 +202,7 @@ class WorkerMemoryPool:
             )
         if nbytes:
             self._used[task][tenant] = held - nbytes
-            self._total -= nbytes
+            self.total -= nbytes
 
     def _task(self, task: str) -> dict[Tenant, int]:
         tenants = self._used.get(task)
@@ -221,26 +214,6 @@ class WorkerMemoryPool:
                 )
             tenants = self._used[task] = dict.fromkeys(Tenant, 0)
         return tenants
-
-
-def relief_shares(
-    ledger: Mapping[str, Mapping[Tenant, int]], config: StorageConfig, need_bytes: int
-) -> list[ReliefShare]:
-    """Whose memory to take back: those above their soft max first, the largest excess first, and never below
-    a reserve."""
-    held = [(task, tenant, nbytes) for task, tenants in ledger.items() for tenant, nbytes in tenants.items()]
-    shares: dict[tuple[str, Tenant], int] = {}
-    for floor in ("soft_max_bytes", "reserve_bytes"):
-        excess = [
-            (nbytes - getattr(config.limits(tenant), floor) - shares.get((task, tenant), 0), task, tenant)
-            for task, tenant, nbytes in held
-        ]
-        for above, task, tenant in sorted(excess, key=lambda each: (-each[0], each[1], each[2])):
-            taken = min(above, need_bytes)
-            if taken > 0:
-                shares[task, tenant] = shares.get((task, tenant), 0) + taken
-                need_bytes -= taken
-    return [ReliefShare(task, tenant, nbytes) for (task, tenant), nbytes in shares.items()]
 
 
 def _check(nbytes: int) -> None:

@@ -1,17 +1,14 @@
 """Permits for working memory: limits the concurrent loads and maintenance operations, and their bytes.
 
-Readers and maintenance have separate slots, so neither starves the other. A permit is shared by all views of one load,
-and its slot is free when the last of them is closed.
+Readers and maintenance have separate slots, so neither starves the other. The memory of a merge depends on the rows:
+one window of `collect` can be larger than all memory. A merge therefore reserves its bytes first (`hold`), waits while
+others hold them, and is refused if it can never get them.
 
-The memory of a merge depends on the rows: one window of `collect` can be larger than all memory. A merge therefore
-reserves its bytes first (`hold`), waits while others hold them, and is refused if it can never get them.
-
-S1  a slot is released exactly once, when the last holder closes, on every path (INV-13).
+S1  a slot is released exactly once, on every path (INV-13).
 S2  no self-deadlock: a thread that holds a permit of a kind gets its next one on the same slot at once, and a thread
     that holds bytes never waits for more.
 S3  a merge that needs more than the limit is refused before anything of it is copied.
-S4  when a large merge ends, Arrow's memory pool returns what was freed to the operating system. The pool has no bound
-    of its own: after merging a window of lists it kept three times the bytes still in use, outside all accounting.
+S4  when a large merge ends, Arrow's memory pool returns what was freed to the operating system.
 
 Safe from any thread; a permit may be closed on another thread than the one that took it.
 """
@@ -43,30 +40,17 @@ class Scratch(StrEnum):
     MAINTENANCE = "maintenance"
 
 
-class _Slot:
-    """A taken slot and its reference count."""
-
-    __slots__ = ("holders", "kind", "thread")
-
-    def __init__(self, kind: Scratch, thread: int) -> None:
-        self.kind = kind
-        self.thread = thread
-        self.holders = 1
-
-
 class Permit:
-    """One holder's right to working memory; close it once, by hand or with `with`."""
+    """The right to working memory; close it once, by hand or with `with`. `slot` lists the open permits of one slot."""
 
-    __slots__ = ("_closed", "_limiter", "_slot")
+    __slots__ = ("_limiter", "kind", "slot", "thread")
 
-    def __init__(self, limiter: ScratchLimiter, slot: _Slot) -> None:
+    def __init__(self, limiter: ScratchLimiter, kind: Scratch, slot: list[Permit]) -> None:
         self._limiter = limiter
-        self._slot = slot
-        self._closed = False
-
-    def share(self) -> Permit:
-        """Another holder of the same slot."""
-        return self._limiter._share(self)
+        self.kind = kind
+        self.thread = threading.get_ident()
+        self.slot = slot
+        slot.append(self)
 
     def close(self) -> None:
         """Release the permit; idempotent."""
@@ -95,7 +79,7 @@ class ScratchLimiter:
     ) -> None:
         self._slots = {Scratch.READER: reader_slots, Scratch.MAINTENANCE: maintenance_slots}
         self._lines = {kind: Line(clock) for kind in Scratch}
-        self._taken: dict[Scratch, list[_Slot]] = {kind: [] for kind in Scratch}
+        self._taken: dict[Scratch, list[list[Permit]]] = {kind: [] for kind in Scratch}
         self._timeout_ms = timeout_ms
         self.working_bytes = working_bytes
         self._bytes_line = Line(clock)
@@ -159,12 +143,12 @@ class ScratchLimiter:
         """Take a slot, waiting for one as long as the configuration allows, then `OverloadError`."""
         line, bound_ms = self._lines[kind], self._timeout_ms if timeout_ms is None else timeout_ms
         with line.lock:
-            held = self._held_here(kind)
+            here = threading.get_ident()
+            held = next((slot for slot in self._taken[kind] if slot[0].thread == here), None)
             if held is not None:
-                held.holders += 1
-                return Permit(self, held)
-            if line.enter(lambda: self._admit(kind), bound_ms):
-                return Permit(self, self._taken[kind][-1])
+                return Permit(self, kind, held)
+            if line.enter(lambda: len(self._taken[kind]) < self._slots[kind], bound_ms):
+                return self._take(kind)
         raise OverloadError(
             f"no {kind} slot came free in {bound_ms} ms; all {self._slots[kind]} are taken. Close views as soon as "
             f"they are read, or raise max_inflight_{'loads' if kind is Scratch.READER else 'maintenance'}",
@@ -175,9 +159,9 @@ class ScratchLimiter:
         """Take a slot if one is free and no thread waits; otherwise return None at once."""
         line = self._lines[kind]
         with line.lock:
-            if len(line) or not self._admit(kind):
+            if len(line) or len(self._taken[kind]) >= self._slots[kind]:
                 return None
-            return Permit(self, self._taken[kind][-1])
+            return self._take(kind)
 
     def in_use(self, kind: Scratch) -> int:
         """Slots taken now."""
@@ -187,32 +171,16 @@ class ScratchLimiter:
     def waiting(self, kind: Scratch) -> int:
         return len(self._lines[kind])
 
-    def _admit(self, kind: Scratch) -> bool:
-        if len(self._taken[kind]) >= self._slots[kind]:
-            return False
-        self._taken[kind].append(_Slot(kind, threading.get_ident()))
-        return True
-
-    def _held_here(self, kind: Scratch) -> _Slot | None:
-        here = threading.get_ident()
-        return next((slot for slot in self._taken[kind] if slot.thread == here), None)
-
-    def _share(self, permit: Permit) -> Permit:
-        slot = permit._slot
-        with self._lines[slot.kind].lock:
-            if permit._closed:
-                raise OverloadError("this permit is closed already: take a new one", reason="scratch")
-            slot.holders += 1
-            return Permit(self, slot)
+    def _take(self, kind: Scratch) -> Permit:
+        slot: list[Permit] = []
+        self._taken[kind].append(slot)
+        return Permit(self, kind, slot)
 
     def _close(self, permit: Permit) -> None:
-        slot = permit._slot
-        line = self._lines[slot.kind]
+        line, taken = self._lines[permit.kind], self._taken[permit.kind]
         with line.lock:
-            if permit._closed:
-                return
-            permit._closed = True
-            slot.holders -= 1
-            if slot.holders == 0:
-                self._taken[slot.kind].remove(slot)
-                line.stir()
+            if permit in permit.slot:
+                permit.slot.remove(permit)
+                if not permit.slot:
+                    taken[:] = [slot for slot in taken if slot]
+                    line.stir()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -177,13 +177,6 @@ def _column(count: int, bounds: Int32s, data: Bytes, valid: Bytes) -> pa.Array:
 _WHOLE = pa.decimal128(38, 0)
 
 
-def refuse_unsummable(name: str, type_: pa.DataType) -> None:
-    """Raise unless the type is an integer, a double or a decimal128."""
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal128)
-    if not any(is_kind(type_) for is_kind in kinds):
-        raise InvalidError(f"aggregate {name}: {type_} cannot be summed; cast to a number or decimal128")
-
-
 def sum_state(type_: pa.DataType) -> pa.DataType:
     """The state type of a sum of this type, wide enough that no order of addition overflows."""
     if pa.types.is_decimal(type_):
@@ -220,11 +213,6 @@ def _add(column: pa.Array, value_words: int, groups: Int32s, count: int, type_: 
     null_count = count - int(np.count_nonzero(seen))
     bitmap = pa.py_buffer(np.packbits(seen, bitorder="little")) if null_count else None
     return pa.Array.from_buffers(type_, count, [bitmap, pa.py_buffer(sums)], null_count)
-
-
-def divide_doubles(sums: pa.Array, counts: Int64s) -> pa.Array:
-    """Each sum, a double, divided by a number above zero."""
-    return with_nulls_of(sums, words(sums).view(np.float64) / counts, _DOUBLE)
 
 
 # -- one row of each group ---------------------------------------------------------------------------
@@ -363,19 +351,44 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """The sum of a column: int64 for whole numbers, decimal128 for decimals, double for doubles."""
+class _OfColumn:
+    """Base of the aggregates of one column."""
 
     name: str
     input: str
     type: pa.DataType = _DOUBLE
+    is_sum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        refuse_unsummable(self.name, self.type)
+        kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal128)
+        if self.is_sum and not any(is_kind(self.type) for is_kind in kinds):
+            raise InvalidError(
+                f"aggregate {self.name}: {self.type} cannot be summed; cast to a number or decimal128"
+            )
 
     @property
     def inputs(self) -> tuple[str, ...]:
         return (self.input,)
+
+    @property
+    def result(self) -> pa.DataType:
+        return self.type
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+    def fingerprint(self) -> str:
+        return f"{type(self).__name__.lower()}/1({self.input}:{self.type})"
+
+    def _column(self, rows: pa.RecordBatch) -> pa.Array:
+        return input_column(rows, self.name, self.input, self.type)
+
+
+class Sum(_OfColumn):
+    """The sum of a column: int64 for whole numbers, decimal128 for decimals, double for doubles."""
+
+    __slots__ = ()
+    is_sum = True
 
     @property
     def state(self) -> tuple[pa.Field, ...]:
@@ -388,7 +401,7 @@ class Sum:
         return _INT64 if pa.types.is_integer(self.type) else _DOUBLE
 
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        return [sum_values(input_column(rows, self.name, self.input, self.type), groups, count)]
+        return [sum_values(self._column(rows), groups, count)]
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         return [merge_states(states[0], groups, count)]
@@ -404,24 +417,12 @@ class Sum:
                 "sum a wider type or smaller windows"
             ) from error
 
-    def fingerprint(self) -> str:
-        return f"sum/1({self.input}:{self.type})"
 
-
-@dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(_OfColumn):
     """The mean of a column, as a double."""
 
-    name: str
-    input: str
-    type: pa.DataType = _DOUBLE
-
-    def __post_init__(self) -> None:
-        refuse_unsummable(self.name, self.type)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
+    __slots__ = ()
+    is_sum = True
 
     @property
     def state(self) -> tuple[pa.Field, ...]:
@@ -435,8 +436,7 @@ class Mean:
         return _DOUBLE
 
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        column = input_column(rows, self.name, self.input, self.type)
-        counts = np.zeros(count, np.int64)
+        column, counts = self._column(rows), np.zeros(count, np.int64)
         count_rows(*validity(column), groups, counts)
         return [sum_values(column, groups, count), int64_column(counts)]
 
@@ -449,75 +449,46 @@ class Mean:
         sums, counts = states
         if pa.types.is_floating(self.type):
             return divide_sums(sums, np.maximum(words(counts), 1))
-        return divide_doubles(sums.cast(_DOUBLE), np.maximum(words(counts), 1))
-
-    def fingerprint(self) -> str:
-        return f"mean/1({self.input}:{self.type})"
+        doubles = sums.cast(_DOUBLE)
+        return with_nulls_of(sums, words(doubles).view(np.float64) / np.maximum(words(counts), 1), _DOUBLE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Extreme:
-    name: str
-    input: str
-    type: pa.DataType = _DOUBLE
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
+class _Extreme(_OfColumn):
+    __slots__ = ()
+    is_highest: ClassVar[bool]
 
     @property
     def state(self) -> tuple[pa.Field, ...]:
         return (pa.field(self.name, self.type),)
 
-    @property
-    def result(self) -> pa.DataType:
-        return self.type
-
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        return self.merge([input_column(rows, self.name, self.input, self.type)], groups, count)
+        return self.merge([self._column(rows)], groups, count)
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         picked = pick((order_keys(states[0]),), states[0], groups, count, highest=self.is_highest)
         return [take_picked(states[0], picked)]
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
-
-    @property
-    def is_highest(self) -> bool:
-        raise NotImplementedError
-
-    def fingerprint(self) -> str:
-        return f"{type(self).__name__.lower()}/1({self.input}:{self.type})"
 
 
 class Min(_Extreme):
     """The lowest value of a column that can be ordered."""
 
     __slots__ = ()
-
-    @property
-    def is_highest(self) -> bool:
-        return False
+    is_highest = False
 
 
 class Max(_Extreme):
     """The highest value of a column that can be ordered."""
 
     __slots__ = ()
-
-    @property
-    def is_highest(self) -> bool:
-        return True
+    is_highest = True
 
 
 @dataclass(frozen=True, slots=True)
-class _Edge:
-    name: str
-    input: str
-    type: pa.DataType
+class _Edge(_OfColumn):
     position: tuple[str, str, str] = ("event_ts", "partition", "offset")
     """The columns with the event time (int64, or a timestamp), the source partition and the offset."""
+
+    is_highest: ClassVar[bool]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -532,30 +503,19 @@ class _Edge:
             pa.field(f"{self.name}.offset", _INT64),
         )
 
-    @property
-    def result(self) -> pa.DataType:
-        return self.type
-
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        value = input_column(rows, self.name, self.input, self.type)
         columns = [input_column(rows, self.name, name, None) for name in self.position]
         for name, column in zip(self.position, columns, strict=True):
             if column.null_count:
                 raise InvalidError(f"aggregate {self.name}: column {name} orders rows and has nulls")
         wanted = zip(columns, (_INT64, _INT32, _INT64), strict=True)
-        return self.merge([value, *(column.cast(type_) for column, type_ in wanted)], groups, count)
+        cursor = [column.cast(type_) for column, type_ in wanted]
+        return self.merge([self._column(rows), *cursor], groups, count)
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         keys = tuple(order_keys(column) for column in states[1:])
         picked = pick(keys, states[1], groups, count, highest=self.is_highest)
         return [take_picked(column, picked) for column in states]
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
-
-    @property
-    def is_highest(self) -> bool:
-        raise NotImplementedError
 
     def fingerprint(self) -> str:
         return f"{type(self).__name__.lower()}/1({self.input}:{self.type};{','.join(self.position)})"
@@ -565,20 +525,14 @@ class First(_Edge):
     """The value at the lowest (event time, partition, offset)."""
 
     __slots__ = ()
-
-    @property
-    def is_highest(self) -> bool:
-        return False
+    is_highest = False
 
 
 class Last(_Edge):
     """The value at the highest (event time, partition, offset)."""
 
     __slots__ = ()
-
-    @property
-    def is_highest(self) -> bool:
-        return True
+    is_highest = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,7 @@ Cost: a sort of one number per row (`order_rows`), and one read of every column 
 where a key has several, and their cursors sorted only where they do not ascend already.
 
 `build_sorted_runs` is for callers that sorted a batch by key to read with it, and write some of the same rows back: it
-neither groups nor sorts, and copies each value once. `SortedRows` has distinct keys that ascend by (hash, bytes), and
-for each row to write, in order, the index of its key and the row of its ts and payload; for stores of kind `last`,
-`seq` is 0.
+neither groups nor sorts, and copies each value once.
 
 Thread rule: pure; the loops run without the interpreter lock.
 """
@@ -190,7 +188,6 @@ class _Batch(NamedTuple):
     key: pa.Array
     ts: Int64s
     seq: Int64s
-    lowest: int
 
 
 def _check(spec: StoreSpec, rows: pa.RecordBatch, first_seq: int | None) -> _Batch:
@@ -219,7 +216,7 @@ def _check(spec: StoreSpec, rows: pa.RecordBatch, first_seq: int | None) -> _Bat
         raise InvalidError(
             f"store {spec.name}: ts {lowest} lies in a bucket that starts before 64-bit time does"
         )
-    return _Batch(key, ts, words(rows.column("seq")) if has_seq else NO_NUMBERS, lowest)
+    return _Batch(key, ts, words(rows.column("seq")) if has_seq else NO_NUMBERS)
 
 
 def _column(
@@ -316,7 +313,10 @@ def _slices(spec: StoreSpec, ts: Int64s, seq: Int64s, states: list[pa.Array]) ->
 
 
 class SortedRows(NamedTuple):
-    """Row i to write is row `order[i]` of `columns` (ts, payload) under the key `lines[i]`."""
+    """Row i to write is row `order[i]` of `columns` (ts, payload) under the key `lines[i]`; `seq` is 0.
+
+    Keys are distinct and ascend by (hash, bytes).
+    """
 
     keys: pa.BinaryArray
     hashes: UInt64s

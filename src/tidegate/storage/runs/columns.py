@@ -146,7 +146,10 @@ def keys_between(starts: Int32s, start: int, stop: int) -> tuple[int, int]:
 
 
 def make_run(bucket: int, keys: KeySource, lines: Int32s, starts: Int32s, rows: pa.RecordBatch) -> Run:
-    """A run of these lines of `keys`, whose rows begin at `starts` and end with the last of them."""
+    """A run of these lines of `keys`, whose rows begin at `starts` and end with the last of them.
+
+    What a run derives from its columns when asked is at hand here, so it is handed over.
+    """
     count = len(lines)
     hashes = np.empty(count, np.uint64)
     if keys.width:
@@ -156,30 +159,7 @@ def make_run(bucket: int, keys: KeySource, lines: Int32s, starts: Int32s, rows: 
         bounds = np.empty(count + 1, np.int32)
         content = np.empty(measure_lines(lines, keys.hashes, keys.bounds, hashes, bounds), np.uint8)
         copy_keys(lines, keys.data, keys.bounds, bounds, content)
-    return finished_run(bucket, hashes, bounds, content, starts.astype(np.int32, copy=False), rows)
-
-
-def _even_keys(
-    data: npt.NDArray[np.uint8], bounds: Int32s, width: int, lines: Int32s
-) -> tuple[npt.NDArray[np.uint8], Int32s]:
-    content = np.empty(width * len(lines), np.uint8)
-    copy_even_keys(lines, data, int(bounds[0]), width, content)
-    return content, np.arange(0, content.size + 1, width, dtype=np.int32)
-
-
-def finished_run(
-    bucket: int,
-    hashes: UInt64s,
-    bounds: Int32s,
-    content: npt.NDArray[np.uint8],
-    starts: Int32s,
-    rows: pa.RecordBatch,
-) -> Run:
-    """A run of a directory's arrays, where bounds and starts also say where the last key ends, and its rows.
-
-    What a run derives from its columns when asked is at hand here, so it is handed over.
-    """
-    count = len(hashes)
+    starts = starts.astype(np.int32, copy=False)
     directory = pa.RecordBatch.from_arrays(
         [
             numbers_column(_UINT64, hashes),
@@ -199,6 +179,14 @@ def finished_run(
         nbytes=(8 + 4 + 4) * count + content.nbytes + sum(map(_nbytes, columns)),
     )
     return run
+
+
+def _even_keys(
+    data: npt.NDArray[np.uint8], bounds: Int32s, width: int, lines: Int32s
+) -> tuple[npt.NDArray[np.uint8], Int32s]:
+    content = np.empty(width * len(lines), np.uint8)
+    copy_even_keys(lines, data, int(bounds[0]), width, content)
+    return content, np.arange(0, content.size + 1, width, dtype=np.int32)
 
 
 def _nbytes(column: pa.Array) -> int:

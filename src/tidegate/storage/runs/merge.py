@@ -265,12 +265,7 @@ def _taken(spec: StoreSpec, columns: list[pa.Array], rows: Int32s) -> Callable[[
 def _folded(
     spec: StoreSpec, columns: list[pa.Array], numbers: Int32s, lasts: Int32s
 ) -> Callable[[int, int], pa.RecordBatch]:
-    states: list[pa.Array] = []
-    place = 2
-    for aggregate in spec.aggregates:
-        width = len(aggregate.state)
-        states += aggregate.merge(columns[place : place + width], numbers, len(lasts))
-        place += width
+    states = spec.fold(columns[2:], numbers, len(lasts))
 
     def rows_between(start: int, stop: int) -> pa.RecordBatch:
         part = lasts[start:stop]

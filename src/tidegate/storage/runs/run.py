@@ -20,9 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-KEY_GROUPS = 1024
-KEY_GROUP_SHIFT = 54
-
 DIRECTORY = pa.schema(
     [
         pa.field("hash", pa.uint64(), nullable=False),
