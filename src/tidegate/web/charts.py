@@ -56,39 +56,34 @@ def app_charts(document: Mapping[str, Any]) -> dict[str, Chart]:
     """An app's rounds as they commit, by name: records, rate, lag, event time, memory."""
     rounds = document["rounds"]
     whole = [row for row in rounds if row["records"] is not None]
-    at, moment = [float(row["committed_ms"]) for row in rounds], ["committed_ms"]
+
+    def line(rows: Sequence[Mapping[str, Any]], label: str, *path: str) -> Line:
+        return Line(label, [_number(_at(row, path)) for row in rows], list(path))
+
+    def by_time(rows: Sequence[Mapping[str, Any]], lines: list[Line], unit: Unit) -> Chart:
+        at = [float(row["committed_ms"]) for row in rows]
+        return Chart(at, lines, unit=unit, points="rounds", at=["committed_ms"])
+
+    at_round = [float(row["round"]) for row in whole]
+    of_partitions = [line(rounds, name, "stream_times", name) for name in _partitions(rounds)]
+    held = [line(rounds, "in memory", "memory_bytes"), line(rounds, "kept", "backlog_bytes")]
+    records, rate = line(whole, "records", "records"), line(whole, "records a second", "records_per_second")
+    behind = line([document], "records behind", "lag_records")
     return {
-        "records": Chart(
-            [float(row["round"]) for row in whole],
-            [Line("records", [_number(row["records"]) for row in whole], ["records"])],
-            by="round", kind="bars", points="rounds", at=["round"],
-        ),
-        "rate": Chart(
-            [float(row["committed_ms"]) for row in whole],
-            [Line("records a second", [_number(row["records_per_second"]) for row in whole], ["records_per_second"])],
-            unit="rate", points="rounds", at=moment,
-        ),
-        "lag": Chart(
-            [float(document["now_ms"])], [Line("records behind", [float(document["lag_records"])], ["lag_records"])],
-            at=["now_ms"],
-        ),
-        "times": Chart(
-            at,
-            [
-                Line(name, [_number(row["stream_times"].get(name)) for row in rounds], ["stream_times", name])
-                for name in _partitions(rounds)
-            ],
-            unit="moment", points="rounds", at=moment,
-        ),
-        "memory": Chart(
-            at,
-            [
-                Line(label, [_number(row[name]) for row in rounds], [name])
-                for label, name in (("in memory", "memory_bytes"), ("kept", "backlog_bytes"))
-            ],
-            unit="bytes", points="rounds", at=moment,
-        ),
-    }  # fmt: skip
+        "records": Chart(at_round, [records], by="round", kind="bars", points="rounds", at=["round"]),
+        "rate": by_time(whole, [rate], "rate"),
+        "lag": Chart([float(document["now_ms"])], [behind], at=["now_ms"]),
+        "times": by_time(rounds, of_partitions, "moment"),
+        "memory": by_time(rounds, held, "bytes"),
+    }
+
+
+def _at(point: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """The value that a path leads to; None where there is none."""
+    found: Any = point
+    for name in path:
+        found = None if found is None else found.get(name)
+    return found
 
 
 def _partitions(rounds: Sequence[Mapping[str, Any]]) -> list[str]:

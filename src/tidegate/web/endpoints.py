@@ -16,8 +16,7 @@ import msgspec
 
 from tidegate import __version__
 from tidegate.errors import InvalidError
-from tidegate.web import apps, integrity, overview, records, schemas, tables, topics
-from tidegate.web import metrics as metrics_module
+from tidegate.web import apps, integrity, metrics, overview, records, schemas, tables, topics
 from tidegate.web.failures import Failure, NotThereError
 from tidegate.web.site import Site
 
@@ -28,15 +27,6 @@ _LARGEST: Final = 2**63 - 1
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question without parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class RawAnswer:
-    """An answer that is no JSON document: bytes as they are."""
-
-    body: bytes
-    type: str
-    next: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +83,6 @@ def warm(site: Site) -> Warmed:
     return Warmed(bool(site.topics() or True))
 
 
-def exported(site: Site, topic: str, question: records.ExportQuestion) -> RawAnswer:
-    return RawAnswer(*records.export(site, topic, question))
-
-
-def metrics(site: Site) -> RawAnswer:
-    return RawAnswer(*metrics_module.exposition(site))
-
-
 ADDRESSED: Final = (
     Endpoint(
         "overview", "/overview", "How things are: a sentence, lag, backlog, memory, faults, what next", "overview",
@@ -126,7 +108,7 @@ ADDRESSED: Final = (
     ),
     Endpoint(
         "export", "/topics/{topic}/export", "Records as JSON lines or Parquet; header Tidegate-Next goes on", "records",
-        None, exported, records.ExportQuestion, is_long=True,
+        None, records.export, records.ExportQuestion, is_long=True,
         content={"application/jsonl": {}, "application/vnd.apache.parquet": {}},
     ),
     Endpoint(
@@ -192,7 +174,7 @@ STREAMS: Final = (
 """Questions that are asked again and again, as a stream; not part of the OpenAPI document."""
 ENDPOINTS: Final[dict[str, Endpoint]] = {each.name: each for each in (*ADDRESSED, *STREAMS)} | {
     "warm": Endpoint("warm", "", "", "", Warmed, warm),
-    "metrics": Endpoint("metrics", "", "", "", None, metrics),
+    "metrics": Endpoint("metrics", "", "", "", None, metrics.exposition),
 }
 """By name; `warm` has no address, and that of `metrics` is not under /api."""
 
