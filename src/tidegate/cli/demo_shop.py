@@ -96,7 +96,7 @@ def plant(folder: Path) -> Planted:
     with Log(folder, **parts) as log:
         _write_prices(log, clock)
         _write_catalogue(log, scratch, planted, parts)
-    _remove(scratch)
+    shutil.rmtree(scratch)
     return planted
 
 
@@ -155,6 +155,8 @@ def _write_prices(log: Log, clock: ManualClock) -> None:
     """A compacted topic, compacted: most of its records are gone."""
     import pyarrow as pa
 
+    from tidegate.log.maintenance import Housekeeping
+
     log.create_topic(
         PRICES,
         1,
@@ -174,12 +176,6 @@ def _write_prices(log: Log, clock: ManualClock) -> None:
             )
             clock.advance("1m")
     log.partition(PRICES, 0).roll()
-    _compact(log)
-
-
-def _compact(log: Log) -> None:
-    from tidegate.log.maintenance import Housekeeping
-
     parts = {"files": log.files, "clock": log.clock, "randomness": log.randomness}
     Housekeeping(log, broker=log.contents.broker_config(), **parts).clean_once(topics=[PRICES])  # type: ignore[arg-type]
 
@@ -223,12 +219,6 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
         for batch in cut.reader(CATALOGUE, [0], control_records=True):
             columns = ["key", "value", "timestamp", "headers"]
             log.writer(CATALOGUE).write(pa.Table.from_batches([batch.select(columns)]), partition=0)
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder)
 
 
 # -- the scenes ------------------------------------------------------------------------------------
@@ -392,8 +382,8 @@ class Play:
 
     def farewell(self) -> None:
         folder, log = shlex.quote(str(self.folder)), shlex.quote(str(self.log))
-        self.stage.step("What to try next")
-        for line in (
+        self.stage.farewell(
+            self.folder,
             f"tidegate ui {shlex.quote(str(self.folder / 'data'))}            # look at all of it in a browser",
             f"cd {folder} && tidegate run shop.py --explain",
             f"cd {folder} && tidegate run shop.py               # goes on; Ctrl-C ends it",
@@ -401,10 +391,7 @@ class Play:
             f"tidegate consume orders-per-minute --log {log} -n 3",
             "tidegate demo --canary                    # how long does a record really live?",
             "tidegate verify /var/lib/kafka/data       # any Kafka data folder, read-only",
-        ):
-            self.stage.command(line)
-        self.stage.say("")
-        self.stage.say(f"Everything of this demo is in {self.folder}; delete it when you like.")
+        )
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -450,17 +437,8 @@ class Play:
         return _newest(commits)
 
     def _command(self, *options: str) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "tidegate.cli.main",
-            "run",
-            "shop.py",
-            "--once",
-            "--engine",
-            self.engine,
-            *options,
-        ]
+        command = [sys.executable, "-m", "tidegate.cli.main", "run", "shop.py", "--once"]
+        return [*command, "--engine", self.engine, *options]
 
     def _environment(self, data: str) -> dict[str, str]:
         return {**os.environ, "SHOP_DATA": str(self.folder / data), "PYTHONPATH": str(self.folder)}

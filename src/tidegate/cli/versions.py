@@ -11,6 +11,8 @@ import click
 
 from tidegate.cli.options import (
     Command,
+    LogAddress,
+    client_settings,
     command_options,
     confirm,
     dry_run_option,
@@ -22,8 +24,8 @@ from tidegate.cli.options import (
     verbosity_options,
     yes_option,
 )
-from tidegate.cli.output import LiveLine, bar, counted, print_object, print_rows, printable, say, warn
-from tidegate.durations import format_duration
+from tidegate.cli.output import LiveLine, bar, print_object, print_rows, printable, say, warn
+from tidegate.durations import counted, format_duration
 from tidegate.errors import InvalidError
 
 # -- tidegate push ---------------------------------------------------------------------------------
@@ -71,25 +73,19 @@ from tidegate.errors import InvalidError
 @verbosity_options
 def push(
     source: str | None,
-    table: str,
     keys: tuple[str, ...],
     values: tuple[str, ...],
-    timestamp: str | None,
-    order_by: tuple[str, ...],
     source_format: str | None,
     settings: dict[str, str],
     sql: str | None,
-    partitions: int | None,
     no_swap: bool,
-    retain: int | None,
-    without_key: str,
-    compression: str | None,
     master: str | None,
     format: str,
     log_url: str,
     state: str,
     command_config: str | None,
     command_properties: dict[str, str],
+    **options: Any,
 ) -> int:
     """Push all rows of SOURCE as the next version of a table, and show it once every partition is proven complete.
 
@@ -101,7 +97,6 @@ def push(
     Lost, changed or late records fail the version: it is never shown, the report names them, and readers go on with
     the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
     """
-    from tidegate.cli.options import client_settings
     from tidegate.spark import push as driver
     from tidegate.spark import session
     from tidegate.spark.push import source_frame
@@ -111,25 +106,26 @@ def push(
     spark = session("tidegate push") if master is None else session("tidegate push", master=master)
     spark.sparkContext.setLogLevel("ERROR")
     frame = source_frame(spark, source, format=source_format, options=settings, sql=sql)
-    with PushLine() as line:
+    with LiveLine() as line:
+        step = ""
+
+        def show(progress: Any) -> None:
+            nonlocal step
+            is_new, step = progress.step != step, progress.step
+            line.tell(lambda: push_line(progress), progress.to_dict, at_once=is_new)
+
         try:
             report = driver.push(
                 frame,
-                table=table,
                 key=keys,
                 value=values or None,
-                timestamp=timestamp,
-                order_by=order_by,
                 log=log_url if "://" in log_url else str(Path(log_url).expanduser().absolute()),
                 state=state if "://" in state else str(Path(state).expanduser().absolute()),
-                partitions=partitions,
                 swap=not no_swap,
-                retain=retain,
-                without_key=without_key,
-                compression=compression,
                 client=client,
                 source=sql if sql is not None else str(source),
-                progress=line.show,
+                progress=show,
+                **options,
             )
         except PushFailedError as failed:
             line.clear()
@@ -141,17 +137,6 @@ def push(
     else:
         say(str(report))
     return 0
-
-
-class PushLine(LiveLine):
-    """Shows how a push goes; give `show` to it."""
-
-    _step = ""
-
-    def show(self, progress: Any) -> None:
-        """One look; every new step is told at once."""
-        is_new, self._step = progress.step != self._step, progress.step
-        self.tell(lambda: push_line(progress), progress.to_dict, at_once=is_new)
 
 
 def push_line(progress: Any) -> str:
@@ -318,7 +303,6 @@ def delete(name: str, number: int, log_url: str, state: str, dry_run: bool, yes:
 
 
 def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, yes: bool) -> None:
-    from tidegate.cli.options import opened
     from tidegate.durations import format_size
     from tidegate.tables.versions.push import delete_version, files_of
 
@@ -336,7 +320,7 @@ def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, ye
         say(f"would delete {told}, with their topics")
         return
     confirm(f"delete {told}, with their topics?", yes)
-    with opened(log_url, None, {}) as log:
+    with LogAddress(log_url).open() as log:
         for number in numbers:
             topic = known.get(number).topic
             if topic not in log.topics():
