@@ -44,8 +44,12 @@ class Stage:
     def __init__(self) -> None:
         from rich.console import Console
 
-        colours = "auto" if is_colourful(sys.stdout) else None
-        self._console = Console(color_system=colours, highlight=False, markup=False, emoji=False)
+        self._console = Console(
+            color_system="auto" if is_colourful(sys.stdout) else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
         self._steps = 0
 
     def title(self, text: str) -> None:

@@ -1,18 +1,9 @@
 """The shop of `tidegate demo`: orders with planted faults, and a pipeline that still counts right.
 
-    1  a shop's orders are written, with faults planted in them
-    2  `verify` finds each fault, without a JVM
-    3  a pipeline of eight lines runs on Spark (or, without Java, in this process)
-    4  its table is read by another process
-    5  the same pipeline is killed in the middle, twice, and resumes: the table is the same
-
-Topics:
-
-    orders    three tills, two partitions; planted with `break`: a gap, a flipped bit, a record stored twice, a till
-              whose clock is a day ahead; in the events themselves: orders sent again by an app that timed out, orders
-              that come hours late, one from the far future
-    prices    compacted: records are missing, which is no fault
-    catalogue a bulk load whose last records never arrived; only its manifest shows it
+Topic `orders` has three tills and two partitions: planted with `break` are a gap, a flipped bit, a record stored twice
+and a till whose clock is a day ahead; in the events are orders sent again by an app that timed out, orders that come
+hours late, and one from the far future. Of compacted `prices` records are missing, which is no fault. The last records
+of `catalogue`, a bulk load, never arrived; only its manifest shows it.
 
 Time is simulated (1 January 2026) and randomness is seeded: every run plants the same faults. Every number that is
 printed is computed; the demo fails when a result differs from what was planted.

@@ -72,15 +72,10 @@ def _path_param(name: str, written: str) -> Any:
     return int(written)
 
 
-class Warmed(msgspec.Struct, frozen=True):
-    """Somebody is there to answer."""
-
-    is_warm: bool
-
-
-def warm(site: Site) -> Warmed:
-    """Open the log, so that the first screen does not wait for it."""
-    return Warmed(bool(site.topics() or True))
+def warm(site: Site) -> schemas.RawAnswer:
+    """Open the log, so that the first screen does not wait for it; there is nothing to say."""
+    site.topics()
+    return schemas.RawAnswer(b"", "text/plain")
 
 
 ADDRESSED: Final = (
@@ -173,7 +168,7 @@ STREAMS: Final = (
 )  # fmt: skip
 """Questions that are asked again and again, as a stream; not part of the OpenAPI document."""
 ENDPOINTS: Final[dict[str, Endpoint]] = {each.name: each for each in (*ADDRESSED, *STREAMS)} | {
-    "warm": Endpoint("warm", "", "", "", Warmed, warm),
+    "warm": Endpoint("warm", "", "", "", None, warm),
     "metrics": Endpoint("metrics", "", "", "", None, metrics.exposition),
 }
 """By name; `warm` has no address, and that of `metrics` is not under /api."""

@@ -1,7 +1,5 @@
 """The worker process: reads requests from one pipe, writes answers to another, in the order they are done.
 
-A process of its own, so that a long read cannot block the event loop, and one that takes too long can be killed.
-
     frame      u32 length, big-endian, then MessagePack
     opening    {log, state, limits, client}: the first frame; client settings are secrets, so not on a command line
     question   {number, name, path_params, query}: a name of `ENDPOINTS`; the name `GIVE_UP` cancels that number
