@@ -177,14 +177,13 @@ def versions(name: str, swaps: bool, state: str, format: str) -> None:
         print_rows(rows, format=format, columns=("at", "before", "after", "by"))
         return
     rows = []
+    shown = {known.previous: "previous", known.current: "current"}
     for each in known.versions:
-        shown = "current" if each.number == known.current else ""
-        shown = shown or ("previous" if each.number == known.previous else "")
         rows.append(
             {
                 "version": each.number,
                 "state": each.state.value,
-                "shown": shown or None,
+                "shown": shown.get(each.number),
                 "rows": each.rows,
                 "bytes": each.nbytes,
                 "topic": each.topic,

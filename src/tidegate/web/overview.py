@@ -67,6 +67,8 @@ def overview(site: Site) -> Overview:
     audited = [each for each in known_audits(site) if each.faults_total]
     health, sentence = _health(topics, apps, audited)
     limits = default_limits()
+    of_apps = ("lag_records", "log_records", "backlog_bytes", "memory_bytes", "faults", "late")
+    sums = {name: sum(getattr(app, name) for app in apps) for name in of_apps}
     python = log_python(site.log_path, "print(log.partition_counts())")
     return Overview(
         health=health,
@@ -77,16 +79,11 @@ def overview(site: Site) -> Overview:
         topics=topics,
         topics_total=len(topics),
         apps=apps,
-        lag_records=sum(app.lag_records for app in apps),
-        log_records=sum(app.log_records for app in apps),
-        backlog_bytes=sum(app.backlog_bytes for app in apps),
         backlog_limit_bytes=sum(app.backlog_limit_bytes for app in apps) or limits.backlog_bytes,
-        memory_bytes=sum(app.memory_bytes for app in apps),
         memory_limit_bytes=sum(app.memory_limit_bytes for app in apps) or limits.memory_bytes,
         bytes=None if site.cluster else sum(topic.bytes or 0 for topic in topics),
-        faults=sum(app.faults for app in apps),
-        late=sum(app.late for app in apps),
         steps=_steps(site, topics, apps),
+        **sums,
         by_hand=Copy(
             f"{cli('tidegate topic list', log=site.log_path)}\n"
             f"{cli('tidegate app status', log=site.log_path, state=site.state_path)}",

@@ -32,6 +32,7 @@ from tidegate.web.schemas import (
     TableQuestion,
     cli,
     log_python,
+    shared,
 )
 from tidegate.web.site import Site
 
@@ -95,29 +96,21 @@ def _document(site: Site, table: Opened, question: TableQuestion) -> TableDocume
     columns = table.columns
     numbers = [each for each in columns if any(isinstance(row.value.get(each), int | float) for row in rows)]
     column = question.column if question.column in columns else (numbers or columns or [""])[0]
-    return TableDocument(
-        name=table.name,
-        app=table.app,
-        kind=table.kind,
-        topic=table.topic,
-        changelog=table.changelog,
-        window_ms=table.window_ms,
-        is_versioned=table.is_versioned,
-        columns=columns,
-        unread_columns=list(table.unread_columns),
-        column=column,
-        commit=table.number,
-        committed_ms=table.committed_ms,
-        commits=table.commits(),
-        positions={str(number): offset for number, offset in sorted(table.positions.items())},
-        key=key,
-        some_keys=some,
-        rows=rows[-SHOWN_WINDOWS:],
-        rows_total=len(rows),
-        late=late,
-        late_total=late_total,
-        by_hand=_by_hand(site, table, key),
-    )
+    found = {
+        "unread_columns": list(table.unread_columns),
+        "column": column,
+        "commit": table.number,
+        "commits": table.commits(),
+        "positions": {str(number): offset for number, offset in sorted(table.positions.items())},
+        "key": key,
+        "some_keys": some,
+        "rows": rows[-SHOWN_WINDOWS:],
+        "rows_total": len(rows),
+        "late": late,
+        "late_total": late_total,
+        "by_hand": _by_hand(site, table, key),
+    }
+    return TableDocument(**shared(table, TableDocument) | found)
 
 
 def fetch(site: Site, name: str, question: FetchQuestion) -> RowsDocument:
