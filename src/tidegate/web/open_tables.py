@@ -24,8 +24,7 @@ from tidegate.web.schemas import (
     LateShown,
     PartShown,
     RowShown,
-    plain,
-    shown_text,
+    Text,
     text_of,
 )
 from tidegate.web.site import Site, check_wanted
@@ -248,6 +247,29 @@ def shown_key(key: Any) -> Any:
     from tidegate.tables.serdes.base import text_of_key
 
     return text_of_key(key) if isinstance(key, bytes) else key
+
+
+def shown_text(raw: Any) -> Text:
+    """A value of any kind as text to look at."""
+    if raw is None or isinstance(raw, bytes):
+        return text_of(raw)
+    value = plain(raw)
+    return text_of(value.encode("utf-8", "replace") if isinstance(value, str) else msgspec.json.encode(value))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: bytes as text, moments as ISO, numbers that JSON has not as text."""
+    if isinstance(value, bytes):
+        return text_of(value).text
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value)
 
 
 def some_of(keys: Any, most: int) -> list[str]:

@@ -269,29 +269,6 @@ def window_of(raw: bytes | None, format: KeyFormat) -> Window | None:
     return Window(text_of(inner, 200), start, end, format.name)
 
 
-def shown_text(raw: Any) -> Text:
-    """A value of any kind as text to look at."""
-    if raw is None or isinstance(raw, bytes):
-        return text_of(raw)
-    value = plain(raw)
-    return text_of(value.encode("utf-8", "replace") if isinstance(value, str) else msgspec.json.encode(value))
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as text, moments as ISO, numbers that JSON has not as text."""
-    if isinstance(value, bytes):
-        return text_of(value).text
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return str(value)
-
-
 # -- integrity -------------------------------------------------------------------------------------
 
 FIRST_LOOK_MS: Final = 150
