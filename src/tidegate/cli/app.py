@@ -239,17 +239,23 @@ def run(
     if explain:
         echo(app.explain())
         return 0
-    return run_app(
-        app,
-        engine=engine,
-        master=master,
-        metrics=metrics,
-        until="caught_up" if once else None,
-        close=close,
-        trigger=trigger,
-        round_records=round_records,
-        on_loss=on_loss,
-    )
+    from tidegate.pipeline.progress import with_state
+
+    try:
+        return run_app(
+            app,
+            engine=engine,
+            master=master,
+            metrics=metrics,
+            until="caught_up" if once else None,
+            close=close,
+            trigger=trigger,
+            round_records=round_records,
+            on_loss=on_loss,
+        )
+    except TidegateError as error:
+        error.args = (with_state(str(error), app.state),)
+        raise
 
 
 def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, **settings: Any) -> int:
@@ -305,7 +311,7 @@ def _waited(run: Any) -> Any:
     """Until it ends; in small steps, so that an interrupt is seen at once."""
     while run.is_running:
         run.join("200ms")
-    return run.wait()
+    return run.await_termination()
 
 
 def _engine(engine: str, master: str | None, name: str) -> Any:
@@ -384,13 +390,15 @@ def status(
     partition; 5 when a partition is stopped because it cannot be read.
     """
     from tidegate.pipeline.admin import app_status, list_apps
-    from tidegate.pipeline.progress import exit_code_of, faults_of, new_faults
+    from tidegate.pipeline.progress import exit_code_of, faults_of, given_state, new_faults
 
-    at = None if log_url is None else LogAddress(log_url, command_config, command_properties)
-    opening: AbstractContextManager[Any] = nullcontext() if at is None else at.open(read_only=True)
+    opening: AbstractContextManager[Any] = nullcontext()
+    if log_url is not None:
+        opening = LogAddress(log_url, command_config, command_properties).open(read_only=True)
     with opened_backend(state) as backend, opening as log:
         names = list_apps(backend) if app is None else [app]
         found = [app_status(backend, name, log, orphans=True) for name in names]
+        at = given_state(backend.address)
     if not found:
         say(f"no app has state in {state}")
     print_rows([_status_row(each) for each in found], format=format, columns=_STATUS_COLUMNS)
@@ -412,7 +420,7 @@ def status(
             new += unknown
             faults = faults_of(one.totals, one.topics)
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.items())
-            say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}")
+            say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}{at}")
     return exit_code_of(stopped, new)
 
 

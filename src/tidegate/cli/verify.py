@@ -181,6 +181,10 @@ def verify(
         raise InvalidError(f"verify of a cluster needs a topic: `tidegate verify TOPIC --log {log_url}`")
     if is_cluster and shallow:
         raise InvalidError("--shallow checks files, which a broker does not show; leave it out")
+    if where is None and not is_cluster and not Path(log_url).is_dir():
+        raise InvalidError(
+            f"there is no log at {log_url}: give --log URL or set TIDEGATE_LOG, or name a folder"
+        )
     full, interrupted = FullReport(), False
     with parallel_runner(spark, master, jobs) as runner:
         common: dict[str, Any] = {"now_ms": now_ms, "runner": runner, "report": full}

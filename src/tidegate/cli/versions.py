@@ -24,7 +24,16 @@ from tidegate.cli.options import (
     verbosity_options,
     yes_option,
 )
-from tidegate.cli.output import LiveLine, bar, print_object, print_rows, printable, say, warn
+from tidegate.cli.output import (
+    LiveLine,
+    bar,
+    is_verbose,
+    print_object,
+    print_rows,
+    printable,
+    say,
+    warn,
+)
 from tidegate.durations import counted, format_duration
 from tidegate.errors import InvalidError
 
@@ -96,6 +105,7 @@ def push(
 
     Lost, changed or late records fail the version: it is never shown, the report names them, and readers go on with
     the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
+    A row of CSV or JSON that cannot be read whole is refused; -X mode=PERMISSIVE takes what Spark makes of it.
     """
     from tidegate.spark import push as driver
     from tidegate.spark import session
@@ -104,7 +114,7 @@ def push(
 
     client = client_settings(command_config, command_properties)
     spark = session("tidegate push") if master is None else session("tidegate push", master=master)
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel("ERROR" if is_verbose() else "FATAL")  # what fails is told in one line
     frame = source_frame(spark, source, format=source_format, options=settings, sql=sql)
     with LiveLine() as line:
         step = ""

@@ -1,12 +1,7 @@
 """Check a definition against its columns, and choose the encoding of results in topics.
 
-Each step is checked when it is added, so that an error points at the line that caused it. A message names the
-request, what exists, and what to write instead.
-
-Order of steps:
-C1  `validate` comes first: it reads the producers' numbering, which later steps do not have.
-C2  windows come last, and once. To continue from results, read the topic they are sent to.
-C3  a `key_by` in front of stateful steps comes before all of them: one shuffle, and no state before it.
+Each step is checked when it is added, so that an error points at the line that caused it. `validate` comes first (it
+reads producers' numbers), windows come last and once, and a `key_by` in front of stateful steps before all of them.
 
 | results | bytes in a topic |
 |---|---|
@@ -71,6 +66,8 @@ from tidegate.windows.operators.dedupe import check_columns
 from tidegate.windows.operators.windowed_operator import Emit
 
 # -- values ---------------------------------------------------------------------------------------
+
+_UNWRITABLE = (TypeError, InvalidError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,16 +148,9 @@ class ValueFormat:
         try:
             if self.serde is not None and self.column is not None:
                 require_writable(self.serde, schema.field(self.column).type)
-            self.encode(
-                pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
-            )
-        except (
-            TypeError,
-            InvalidError,
-            pa.ArrowInvalid,
-            pa.ArrowNotImplementedError,
-            pa.ArrowKeyError,
-        ) as error:
+            none = [pa.array([], each.type) for each in schema]
+            self.encode(pa.RecordBatch.from_arrays(none, schema=schema))
+        except (*_UNWRITABLE, pa.ArrowKeyError) as error:
             raise InvalidError(
                 f"to {sink.topic}: results of {described(schema)} cannot be written by {self!r}: {error}"
             ) from None
@@ -250,7 +240,12 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
                 raise InvalidError(f"{where}: max_age is {step.max_age_ms} ms; None is never")
             return shape.then(schema, key)
         case Filter():
-            _check_condition(where, step, schema, key)
+            kind = Projection([("condition", step.condition)], schema, key, what=where).schema.field(0).type
+            if not pa.types.is_boolean(kind):
+                raise InvalidError(
+                    f"{where}: {shown(step.condition)} is {kind}, and a condition is true or false; write a "
+                    "comparison, like amount > 0"
+                )
             return shape.then(schema, key)
         case Select():
             return shape.then(_check_select(where, step, schema, key), key)
@@ -372,15 +367,6 @@ def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
             )
 
 
-def _check_condition(where: str, step: Filter, schema: pa.Schema, key: Serde[Any]) -> None:
-    kind = Projection([("condition", step.condition)], schema, key, what=where).schema.field(0).type
-    if not pa.types.is_boolean(kind):
-        raise InvalidError(
-            f"{where}: {shown(step.condition)} is {kind}, and a condition is true or false; write a comparison, "
-            "like amount > 0"
-        )
-
-
 def _check_select(where: str, step: Select, schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
     names = [name for name, _ in step.columns]
     if not names:
@@ -402,7 +388,7 @@ def _check_key(where: str, step: KeyBy, schema: pa.Schema, key: Serde[Any]) -> N
     kind = Projection([("key", step.expression)], schema, key, what=where).schema.field(0).type
     try:
         require_writable(step.serde, kind)
-    except (TypeError, InvalidError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except _UNWRITABLE as error:
         raise InvalidError(
             f"{where}: {shown(step.expression)} is {kind}, which {step.serde!r} does not write ({error}); cast it, "
             "or give another serde"

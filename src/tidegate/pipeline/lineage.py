@@ -1,9 +1,4 @@
-"""Explain the value of a window of an app's table: the source records that belong to it, and the outcome of each.
-
-The source topic is read again, from the window's start (and earlier by the deduplication horizon), up to a number of
-records. Where event time is a column of the values, the log has no index of it: then the whole topic is read, up to
-that number. The flow's own steps are applied to the records of the key. Records that were set aside come from the
-app's late table and dead letters, so these outcomes are the app's own.
+"""Explain a window of an app's table: the source records that belong to it, each with its outcome.
 
 | outcome | the record |
 |---|---|
@@ -15,9 +10,9 @@ app's late table and dead letters, so these outcomes are the app's own.
 | dead letter | could not be read or was proven corrupt, and was set aside with the reason |
 | waiting | is in the topic, and not in this commit yet |
 
-A lookup, and a function that only the app's program has, are not applied, nor is what follows them, except
-`drop_duplicates` by columns of the source; a note says so. Only for flows whose state is kept by the source's own key
-(a re-keyed window has records of every partition), and not for windows over the changes of another table.
+The source is read again from the window's start (earlier by the deduplication horizon; from the topic's start where
+event time is a column), up to a number of records, and the flow's steps are applied. Lookups and functions of the
+app's program are not, nor what follows them; a note says so. Not for re-keyed flows and windows over changes.
 
 Thread rule: pure functions, except for reading the log.
 """
@@ -142,7 +137,7 @@ class _Reading:
         self._validates = any(isinstance(step, Validate) for step in flow.steps)
         self._aside = _set_aside(table)
         self._ids: dict[tuple[Deduplicate, Any], tuple[int, int]] = {}
-        self._stamps: set[tuple[int, int, int, int]] = set()
+        self._stamps: set[tuple[int, ...]] = set()
         self._read = 0
 
     def explanation(self, value: dict[str, Any] | None) -> WindowExplanation:
@@ -240,17 +235,10 @@ class _Reading:
                 found[offset] = "dead letter", ""  # `_set_aside_here` has the reason
             elif self._validates and stamps.state[row] == MANAGED:
                 stamp = stamps.rows[row]
-                own = (
-                    int(stamp["guid_high"]),
-                    int(stamp["guid_low"]),
-                    int(stamp["chain"]),
-                    int(stamp["sequence"]),
-                )
+                own = tuple(int(stamp[name]) for name in ("guid_high", "guid_low", "chain", "sequence"))
                 if own in self._stamps:
-                    found[offset] = (
-                        "repeated",
-                        "the same producer's record of the same number stands here already",
-                    )
+                    why = "the same producer's record of the same number stands here already"
+                    found[offset] = "repeated", why
                 self._stamps.add(own)
         return found
 
@@ -292,8 +280,7 @@ class _Reading:
         window = self._table.flow.window
         kind = None if window is None else window.kind
         for each in aside:
-            is_other = isinstance(kind, Hopping) and each.window_start not in (-1, self._start)
-            if not is_other:
+            if not isinstance(kind, Hopping) or each.window_start in (-1, self._start):
                 return each.outcome, each.reason
         return None
 
@@ -304,11 +291,8 @@ class _Reading:
                 "there is no such window: nothing was counted for it, or it lies beyond the table's retention"
             )
         window = self._table.flow.window
-        counts = (
-            []
-            if window is None
-            else [each.name for each in window.aggregates if each.kind == "count" and not each.columns]
-        )
+        aggregates = () if window is None else window.aggregates
+        counts = [each.name for each in aggregates if each.kind == "count" and not each.columns]
         counted = sum(1 for each in found if each.outcome == "counted")
         if value is not None and counts:
             said = value[counts[0]]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyspark
@@ -30,8 +31,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from tidegate.errors import UnavailableError
 
-__all__ = ["SPARK_ERRORS", "Slots", "arrow_function", "executors", "from_arrow_schema", "is_running", "pickled",
-           "to_arrow_schema", "unpickled"]  # fmt: skip
+__all__ = ["SPARK_ERRORS", "Slots", "arrow_function", "executors", "failures_told", "from_arrow_schema", "is_running",
+           "pickled", "to_arrow_schema", "unpickled"]  # fmt: skip
 
 FIRST_VERSION: Final = (4, 2)
 NEXT_VERSION: Final = (4, 4)
@@ -59,6 +60,16 @@ check_version(pyspark.__version__)
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """With these the driver reports that a job failed, or that Java is gone."""
+_LONGEST_CAUSE: Final = 2000
+
+
+@contextmanager
+def failures_told(what: Callable[[], str]) -> Iterator[None]:
+    """Raise Spark's errors as `UnavailableError`, with `what()` in front."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise UnavailableError(f"{what()}: {str(error)[:_LONGEST_CAUSE]}") from error
 
 
 def is_running() -> bool:
@@ -92,8 +103,6 @@ def arrow_function(function: Callable[..., Any], returns: str) -> Callable[..., 
     made: Callable[..., Any] = make(function, returns)
     return made
 
-
-# -- slots ----------------------------------------------------------------------------------------
 
 VARIABLE: Final = "TIDEGATE_SLOT"
 SlotFunction = Callable[[int, Iterable[Any]], Iterable[bytes]]
