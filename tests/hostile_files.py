@@ -31,7 +31,8 @@ import hostile_state
 from forked_cases import forked
 from tidegate.cli.main import run as run_command
 from tidegate.errors import InternalError, TidegateError
-from tidegate.web.endpoints import ENDPOINTS, RawAnswer
+from tidegate.web.endpoints import ENDPOINTS
+from tidegate.web.schemas import RawAnswer
 from tidegate.web.site import Site
 
 PATIENCE_S = 30.0

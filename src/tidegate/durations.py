@@ -202,6 +202,23 @@ def format_size(size: int) -> str:
     return f"{scaled:.0f} {unit}" if scaled == int(scaled) else f"{scaled:.1f} {unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 record`, `1,200 records`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def setting_meaning(key: str, value: str) -> str:
+    """The value of a setting in words, where its name ends in `ms`, `bytes` or `messages`; else nothing."""
+    unit = key.rpartition(".")[2]
+    if not value.lstrip("-").isdigit():
+        return ""
+    if value in ("-1", str(_LONGEST)) and unit in ("ms", "bytes", "messages"):
+        return "no limit"
+    if unit == "ms" and int(value) > 0:
+        return format_duration(int(value))
+    return format_size(int(value)) if unit == "bytes" and int(value) >= 1024 else ""
+
+
 def moment_ms(value: MomentLike) -> int:
     """The moment in epoch milliseconds; what lies between two is rounded down."""
     if hasattr(value, "as_py"):  # an Arrow scalar

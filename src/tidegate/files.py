@@ -24,7 +24,6 @@ import fcntl
 import itertools
 import mmap
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -309,9 +308,6 @@ class Files:
 
     def exists(self, path: Path) -> bool:
         return self.stat(path) is not None
-
-    def free_bytes(self, folder: Path) -> int:
-        return shutil.disk_usage(folder).free
 
     # -- changing --------------------------------------------------------------------------------
 

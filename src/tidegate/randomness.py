@@ -21,7 +21,7 @@ class SystemRandomness:
     """The operating system's entropy."""
 
     def __init__(self) -> None:
-        self._source = random.SystemRandom()
+        self._source: random.Random = random.SystemRandom()
 
     def below(self, limit: int) -> int:
         return self._source.randrange(limit)
@@ -30,15 +30,9 @@ class SystemRandomness:
         return uuid.UUID(int=self._source.getrandbits(128), version=4)
 
 
-class SeededRandomness:
+class SeededRandomness(SystemRandomness):
     """The same sequence for the same seed, on every machine."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._source = random.Random(seed)
-
-    def below(self, limit: int) -> int:
-        return self._source.randrange(limit)
-
-    def uuid(self) -> uuid.UUID:
-        return uuid.UUID(int=self._source.getrandbits(128), version=4)

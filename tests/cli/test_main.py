@@ -312,15 +312,15 @@ def test_warnings_of_the_library_are_lines_and_quiet_leaves_them_out(
 ) -> None:
     import logging
 
-    from tidegate.cli import topic
+    from tidegate.cli.options import LogAddress
 
-    real = topic.opened
+    real = LogAddress.open
 
     def warned(*given: object, **settings: object) -> object:
         logging.getLogger("tidegate.log").warning("one\x1b[31m record")
         return real(*given, **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(topic, "opened", warned)
+    monkeypatch.setattr(LogAddress, "open", warned)
     run(["topic", "list", "--log", "nowhere"])
     assert capsys.readouterr().err.splitlines()[0] == r"warning: one\x1b[31m record"
     run(["topic", "list", "--log", "nowhere", "-q"])

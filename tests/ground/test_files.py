@@ -123,7 +123,6 @@ def test_stat_tells_files_folders_and_links_apart(files: Files, tmp_path: Path) 
     assert link is not None and not link.is_file and not link.is_folder
     assert files.stat(tmp_path / "nothing") is None
     assert files.exists(tmp_path / "a") and not files.exists(tmp_path / "nothing")
-    assert files.free_bytes(tmp_path) > 0
 
 
 # -- F1: publishing ------------------------------------------------------------------------------

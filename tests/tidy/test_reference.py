@@ -136,7 +136,7 @@ def test_metrics_of_the_reference_are_those_of_the_product(tmp_path: Path) -> No
             pass
         with WorkerStorageRuntime.open(StorageConfig(), open_backend("memory://one")) as runtime:
             WindowStore(runtime.context("one"), "w", retention="1h", window_size="1m", metrics=of_store)
-        page, _ = exposition(Site(tmp_path / "log", tmp_path / "state"))
+        page = exposition(Site(tmp_path / "log", tmp_path / "state")).body
         exported = [*(prometheus_text(each)[0] for each in (of_run, log.metrics, of_store)), page]
     product = {
         name.decode() if kind != b"counter" else f"{name.decode().removesuffix('_total')}_total"

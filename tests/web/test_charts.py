@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,25 @@ def test_a_chart_in_an_attribute_is_text_whatever_it_is_called(name: str) -> Non
 _points = st.lists(st.one_of(st.none(), st.floats(-1e15, 1e15)), max_size=12)
 
 
+def drawn(chart: charts.Chart, kind: str) -> list[dict[str, float]]:
+    """The rectangles of a chart as it is drawn where no script runs."""
+    source = '{% from "parts.html" import still with context %}{{ still(chart, "a chart") }}'
+    page = pages.environment().from_string(source).render(chart=chart, named={})
+    found = [dict(re.findall(r'(\w+)="([^"]*)"', each)) for each in re.findall(r"<rect [^>]*>", page)]
+    return [
+        {name: float(each[name]) for name in ("x", "y", "width", "height")}
+        for each in found
+        if each["class"].split()[0] == kind
+    ]
+
+
+def test_bars_without_scripts_are_as_high_as_their_share_of_the_largest() -> None:
+    made = drawn(charts.Chart([1, 2, 3, 4], [charts.Line("a", [1, None, 3, 0])], kind="bars"), "bar")
+    assert [bar["height"] for bar in made] == [round(200 / 3, 2), 0, 200, 0]
+    assert all(bar["x"] >= 0 and bar["x"] + bar["width"] <= 1000 for bar in made)
+    assert all(bar["y"] + bar["height"] == 200 for bar in made)
+
+
 @given(_points, _points, st.sampled_from(["number", "bytes", "moment", "rate"]))
 def test_lines_without_scripts_lie_in_their_box_and_in_order(
     first: list[float | None], second: list[float | None], unit: charts.Unit
@@ -70,14 +90,10 @@ def test_lines_without_scripts_lie_in_their_box_and_in_order(
     """Every value has its dot, none lies outside, and of two dots the larger is never the lower one."""
     many = min(len(first), len(second))
     lines = [charts.Line("a", first[:many]), charts.Line("b", second[:many])]
-    made = charts.traces(charts.Chart([float(at * 1000) for at in range(many)], lines, unit=unit))
-    assert [[dot.value for dot in trace.dots] for trace in made] == [
-        [value for value in line.values if value is not None] for line in lines
-    ]
-    dots = [dot for trace in made for dot in trace.dots]
-    assert all(0 <= dot.x <= 988 and 0 <= dot.y <= 188 for dot in dots)
-    for low, high in zip(
-        *[sorted(dots, key=lambda dot: dot.value)[place:] for place in (0, 1)], strict=False
-    ):
-        assert high.y <= low.y
-    assert [len(trace.points.split()) for trace in made] == [len(trace.dots) for trace in made]
+    dots = drawn(charts.Chart([float(at * 1000) for at in range(many)], lines, unit=unit), "dotted")
+    values = [value for line in lines for value in line.values if value is not None]
+    assert len(dots) == len(values)
+    assert all(0 <= dot["x"] <= 988 and 0 <= dot["y"] <= 188 for dot in dots)
+    inside = sorted(zip(values, dots, strict=True), key=lambda each: each[0])
+    for (_, low), (_, high) in pairwise(inside):
+        assert high["y"] <= low["y"]

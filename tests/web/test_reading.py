@@ -27,7 +27,7 @@ from tidegate.pipeline.lineage import explain_window
 from tidegate.pipeline.table_catalog import open_recorded, recorded_flow, recorded_tables
 from tidegate.storage import open_backend
 from tidegate.web import apps, integrity, overview, records, schemas, tables, topics
-from tidegate.web.charts import bars, heat, part, span
+from tidegate.web.charts import heat, part, span
 from tidegate.web.failures import NotThereError
 from tidegate.web.open_tables import Opened, asked
 from tidegate.web.records import RecordsQuestion, Search
@@ -218,9 +218,6 @@ def test_windowed_keys_are_read_back(inner: bytes, start: int) -> None:
 
 
 def test_pictures_stay_in_their_box() -> None:
-    made = bars([1, None, 3, 0], 100, 50)
-    assert [bar.height for bar in made] == [round(50 / 3, 2), 0, 50, 0]
-    assert all(bar.x >= 0 and bar.x + bar.width <= 100 for bar in made)
     assert (part(5, 0), part(1, 4), part(9, 3)) == (0, 25, 100)
     assert [heat(value, 8) for value in (0, 1, 4, 8)] == [0, 1, 2, 4]
     assert span(5, 5, 0, 10, 100) == (50, 3)

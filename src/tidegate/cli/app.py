@@ -21,8 +21,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,6 +34,7 @@ from tidegate.cli.options import (
     DURATION,
     Command,
     Group,
+    LogAddress,
     command_options,
     confirm,
     format_option,
@@ -55,14 +55,14 @@ from tidegate.cli.output import (
     to_json,
     warn,
 )
-from tidegate.durations import format_duration, format_moment, format_size
+from tidegate.durations import counted, format_duration, format_moment, format_size
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 
 if TYPE_CHECKING:
-    from tidegate.pipeline.admin import CommitInfo
+    from tidegate.pipeline.admin import AppStatus, CommitInfo
     from tidegate.pipeline.definition.app import App
     from tidegate.pipeline.progress import Progress
-    from tidegate.pipeline.query import Run, Summary
+    from tidegate.pipeline.query import Run
 
 
 # -- the app that MODULE:app names -----------------------------------------------------------------
@@ -81,10 +81,8 @@ def load_app(where: str) -> App:
         if hasattr(module, name):
             raise InvalidError(f"{where}: {name} is a {type(getattr(module, name)).__name__}, not an App")
         near = get_close_matches(name, apps, 1)
-        raise InvalidError(
-            f"{place} has no {name}"
-            + (f"; did you mean {place}:{near[0]}?" if near else _listed(place, apps))
-        )
+        hint = f"; did you mean {place}:{near[0]}?" if near else _listed(place, apps)
+        raise InvalidError(f"{place} has no {name}{hint}")
     different = {id(app): key for key, app in apps.items()}
     if len(different) != 1:
         raise InvalidError(f"{place} does not say which app to take" + _listed(place, apps))
@@ -144,22 +142,6 @@ def _listed(place: str, apps: dict[str, App]) -> str:
 # -- the status line -------------------------------------------------------------------------------
 
 
-class RunLine(LiveLine):
-    """Shows how a run goes; give `show` to it as its progress callback."""
-
-    def show(self, progress: Progress) -> None:
-        """One look at the run."""
-        self.tell(lambda: line(progress), lambda: dataclasses.asdict(progress))
-
-    def end(self, summary: Summary) -> None:
-        """What it came to; the summary says what stopped, with the way out."""
-        self.clear()
-        if not self._terminal:
-            click.echo(to_json(_document(summary)))
-            return
-        say(str(summary))
-
-
 def line(progress: Progress) -> str:
     """The live line."""
     parts = [
@@ -175,7 +157,7 @@ def line(progress: Progress) -> str:
     if progress.memory_limit_bytes:
         parts.append(f"memory {bar(progress.memory_bytes / progress.memory_limit_bytes)}")
     faults = sum(progress.faults.values())
-    parts.append(f"{faults:,} faults" if faults != 1 else "1 fault")
+    parts.append(counted(faults, "fault"))
     if progress.stopped:
         parts.append(f"{len(progress.stopped)} stopped")
     return "  ".join(parts)
@@ -190,10 +172,6 @@ def _stream_time(progress: Progress) -> str | None:
     """How far the slowest partition has come."""
     times = [time for flow in progress.watermarks.values() for time in flow.values() if 0 <= time < 2**53]
     return None if not times else datetime.fromtimestamp(min(times) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _document(summary: Summary) -> dict[str, Any]:
-    return {**dataclasses.asdict(summary), "summary": str(summary)}
 
 
 # -- tidegate run ----------------------------------------------------------------------------------
@@ -284,12 +262,16 @@ def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, *
     """Start it, show how it goes, and tell how it ended."""
     from tidegate.metrics import Metrics
 
-    counted = Metrics()
+    measured = Metrics()
     if metrics is not None:
-        _serve(counted, metrics)
+        _serve(measured, metrics)
     chosen = _engine(engine, master, app.name)
-    with RunLine() as line:
-        run = app._opened(chosen, metrics=counted, progress=line.show, **settings)
+    with LiveLine() as live:
+
+        def show(progress: Progress) -> None:
+            live.tell(lambda: line(progress), lambda: dataclasses.asdict(progress))
+
+        run = app._opened(chosen, metrics=measured, progress=show, **settings)
         code = 0
         try:
             try:
@@ -298,16 +280,20 @@ def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, *
             except (
                 KeyboardInterrupt,
                 SystemExit,
-            ) as asked:  # Ctrl-C, or SIGTERM of whoever runs services here
+            ) as asked:  # SystemExit: SIGTERM of whoever runs services here
                 code = 130 if isinstance(asked, KeyboardInterrupt) else int(asked.code or 0)
-                line.clear()
+                live.clear()
                 say("stopping after this round; once more to stop at once")
                 run.stop()
                 summary = _waited(run)
         finally:
             if run.is_running:  # a second interrupt, wherever it came
                 _end_now(run, code or 130)
-        line.end(summary)
+        live.clear()
+        if live.is_terminal:
+            say(str(summary))
+        else:
+            click.echo(to_json({**dataclasses.asdict(summary), "summary": str(summary)}))
     return code or int(summary.exit_code)
 
 
@@ -406,72 +392,75 @@ def status(
     from tidegate.pipeline.admin import app_status, list_apps
     from tidegate.pipeline.progress import exit_code_of, faults_of, given_state, new_faults
 
-    with opened_backend(state) as backend, _log(log_url, command_config, command_properties) as log:
+    opening: AbstractContextManager[Any] = nullcontext()
+    if log_url is not None:
+        opening = LogAddress(log_url, command_config, command_properties).open(read_only=True)
+    with opened_backend(state) as backend, opening as log:
         names = list_apps(backend) if app is None else [app]
         found = [app_status(backend, name, log, orphans=True) for name in names]
         at = given_state(backend.address)
     if not found:
         say(f"no app has state in {state}")
-    columns = (
-        "app",
-        "round",
-        "records",
-        "lag",
-        "committed",
-        "run_by",
-        "stopped",
-        "faults",
-        "losses",
-        "orphans",
-        "change",
-    )
-    rows = [
-        {
-            "app": each.app,
-            "round": each.round,
-            "records": each.records,
-            "lag": each.lag_records,
-            "committed": format_moment(each.committed_ms),
-            "run_by": each.owner or None,
-            "stopped": len(each.stopped),
-            "faults": sum(faults_of(each.totals, each.topics).values()),
-            "losses": len(each.losses),
-            "orphans": each.orphans,
-            "change": each.change or None,
-            "generation": each.generation,
-            "backlog_bytes": each.backlog_bytes,
-            "orphan_bytes": each.orphan_bytes,
-            "held": {flow: held.events for flow, held in each.held.items()},
-            "positions": each.positions,
-            "watermarks": each.watermarks,
-            "totals": each.totals,
-            "faults_by_kind": faults_of(each.totals, each.topics),
-            "new_faults": new_faults(each.totals, each.topics),
-        }
-        for each in found
-    ]
-    print_rows(rows, format=format, columns=columns)
+    print_rows([_status_row(each) for each in found], format=format, columns=_STATUS_COLUMNS)
     for one in found:
         for flow, held in one.held.items():
             waited = f", until {one.topics[flow]}-{held.waits_for[1]} has come as far as they are"
             say(f"held back: {held.events:,} records of {flow}{waited if held.waits_for[1] >= 0 else ''}")
     for one in found:
         if one.orphans:
-            say(
-                f"orphans: {one.orphans:,} objects ({format_size(one.orphan_bytes or 0)}) of {one.app} that no commit "
-                "needs; runs remove them when they are an hour old"
-            )
+            objects = f"{one.orphans:,} objects ({format_size(one.orphan_bytes or 0)}) of {one.app}"
+            say(f"orphans: {objects} that no commit needs; runs remove them when they are an hour old")
     stopped = [each for one in found for each in one.stopped]
     for each in stopped:
         say(f"stopped ({each.reason}): {each.message}")
         say(f"  resume with: {each.command}")
+    new = 0
     for one in found:
-        if new_faults(one.totals, one.topics):
-            kinds = ", ".join(
-                f"{count:,} {kind}" for kind, count in faults_of(one.totals, one.topics).items()
-            )
+        if unknown := new_faults(one.totals, one.topics):
+            new += unknown
+            faults = faults_of(one.totals, one.topics)
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.items())
             say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}{at}")
-    return exit_code_of(stopped, sum(new_faults(one.totals, one.topics) for one in found))
+    return exit_code_of(stopped, new)
+
+
+_STATUS_COLUMNS = (
+    "app",
+    "round",
+    "records",
+    "lag",
+    "committed",
+    "run_by",
+    "stopped",
+    "faults",
+    "losses",
+    "orphans",
+    "change",
+)
+
+
+def _status_row(status: AppStatus) -> dict[str, Any]:
+    from tidegate.pipeline.progress import faults_of, new_faults
+
+    faults = faults_of(status.totals, status.topics)
+    names = ("generation", "backlog_bytes", "orphan_bytes", "positions", "watermarks", "totals")
+    return {
+        "app": status.app,
+        "round": status.round,
+        "records": status.records,
+        "lag": status.lag_records,
+        "committed": format_moment(status.committed_ms),
+        "run_by": status.owner or None,
+        "stopped": len(status.stopped),
+        "faults": sum(faults.values()),
+        "losses": len(status.losses),
+        "orphans": status.orphans,
+        "change": status.change or None,
+        "held": {flow: held.events for flow, held in status.held.items()},
+        **{name: getattr(status, name) for name in names},
+        "faults_by_kind": faults,
+        "new_faults": new_faults(status.totals, status.topics),
+    }
 
 
 @command.command("checkpoints")
@@ -485,20 +474,13 @@ def checkpoints(app: str, state: str, format: str) -> None:
 
     with opened_backend(state) as backend:
         commits = app_commits(backend, app)
+    columns = ("round", "committed", "records", "generation", "positions", "change")
     rows = [
-        {
-            "round": each.round,
-            "committed": format_moment(each.committed_ms),
-            "records": each.records,
-            "generation": each.generation,
-            "change": each.change or None,
-            "positions": each.positions,
-        }
+        {name: getattr(each, name) for name in ("round", "records", "generation", "positions")}
+        | {"committed": format_moment(each.committed_ms), "change": each.change or None}
         for each in commits
     ]
-    print_rows(
-        rows, format=format, columns=("round", "committed", "records", "generation", "positions", "change")
-    )
+    print_rows(rows, format=format, columns=columns)
 
 
 @command.command("reset")
@@ -589,22 +571,9 @@ def rebase(
     from tidegate.pipeline.admin import rebase_outputs
 
     confirm(f"let app {app} write behind records that are not its own?", yes)
-    with (
-        opened_backend(state, read_only=False) as backend,
-        _log(log_url, command_config, command_properties) as log,
-    ):
+    at = LogAddress(log_url, command_config, command_properties)
+    with opened_backend(state, read_only=False) as backend, at.open(read_only=True) as log:
         _told(app, rebase_outputs(backend, app, log))
-
-
-@contextmanager
-def _log(url: str | None, command_config: str | None, client: dict[str, str]) -> Iterator[Any]:
-    from tidegate.cli.options import opened
-
-    if url is None:
-        yield None
-        return
-    with opened(url, command_config, client, read_only=True) as log:
-        yield log
 
 
 def _offsets(given: tuple[str, ...]) -> dict[str, dict[int, int]] | None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.options import Command
+from tidegate.cli.output import is_colourful
 from tidegate.clock import ManualClock
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError, TidegateError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tidegate.log.log import Log
 
 
@@ -40,69 +39,65 @@ WIDTH = 100
 
 
 class Stage:
-    """Prints the demo."""
+    """Prints the demo: in colour on a terminal, as plain text elsewhere."""
 
     def __init__(self) -> None:
-        self._console = _console()
+        from rich.console import Console
+
+        self._console = Console(
+            color_system="auto" if is_colourful(sys.stdout) else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
         self._steps = 0
 
     def title(self, text: str) -> None:
-        if self._console is None:
-            click.echo(f"{text}\n{'=' * len(text)}")
-        else:
-            self._console.rule(f"[bold]{text}")
+        self._print(f"{text}\n{'=' * len(text)}", "bold")
 
     def step(self, title: str, *sentences: str) -> None:
         """A numbered step and what is to be seen in it."""
         self._steps += 1
-        if self._console is None:
-            click.echo(f"\n{self._steps}. {title}")
-        else:
-            self._console.print(f"\n[bold cyan]{self._steps}. {title}[/]", highlight=False)
+        self._print(f"\n{self._steps}. {title}", "bold cyan")
         for sentence in sentences:
             self.say(sentence)
 
     def say(self, text: str) -> None:
-        for line in _wrapped(text):
-            click.echo(f"   {line}")
+        for line in textwrap.wrap(text, WIDTH - 3) or [""]:
+            self._print(f"   {line}")
 
     def command(self, text: str) -> None:
         """What to type to do the same."""
-        if self._console is None:
-            click.echo(f"\n   $ {text}")
-        else:
-            from rich.text import Text
-
-            self._console.print(Text(f"\n   $ {text}", style="bold green"), soft_wrap=True)
+        self._print(f"\n   $ {text}", "bold green")
 
     def answer(self, text: str, *, most: int | None = None) -> None:
         """What the command printed, or its first lines."""
         lines = text.rstrip("\n").splitlines()
-        shown = lines if most is None else lines[:most]
-        for line in shown:
-            if self._console is None:
-                click.echo(f"   {line}")
-            else:
-                from rich.text import Text
-
-                self._console.print(Text(f"   {line}", style="dim"), soft_wrap=True)
-        if len(shown) < len(lines):
-            click.echo(f"   … {len(lines) - len(shown)} more lines")
+        for line in lines[:most]:
+            self._print(f"   {line}", "dim")
+        if most is not None and most < len(lines):
+            self._print(f"   … {len(lines) - most} more lines")
 
     def listing(self, sizes: Mapping[str, int], changed: Iterable[str] = (), note: str = "") -> None:
         """A folder: bytes and name; what is new or different since the last listing is marked."""
         marked = set(changed)
-        click.echo()
+        self._print("")
         if note:
             self.say(note)
         for name, size in sizes.items():
-            marks = "*" if name in marked else " "
-            line = f"   {marks} {size:>12,}  {name}"
-            if self._console is None:
-                click.echo(line)
-            else:
-                style = "red" if name.endswith(".deleted") else "bold" if name in marked else "dim"
-                self._console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+            style = "red" if name.endswith(".deleted") else "bold" if name in marked else "dim"
+            self._print(f"   {'*' if name in marked else ' '} {size:>12,}  {name}", style)
+
+    def farewell(self, folder: Path, *commands: str) -> None:
+        """The last step: what to try next, and what is left behind."""
+        self.step("What to try next")
+        for command in commands:
+            self.command(command)
+        self.say("")
+        self.say(f"Everything of this demo is in {folder}; delete it when you like.")
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, soft_wrap=True)
 
     def run(self, arguments: Sequence[str], *, quiet: bool = False, expected: int = 0) -> str:
         """Show a command, run it in this process and return what it printed."""
@@ -127,20 +122,6 @@ def folder_sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, WIDTH - 3) or [""]
-
-
-def _console() -> Console | None:
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return None
-    from rich.console import Console
-
-    return Console()
-
-
 # -- the canary ------------------------------------------------------------------------------------
 
 TOPIC = "canary"
@@ -161,7 +142,15 @@ def play(folder: Path, stage: Stage) -> None:
     _look_inside(log_folder, stage)
     _how_long(folder, stage)
     _check_and_damage(folder, stage)
-    _farewell(folder, stage)
+    log = shlex.quote(str(log_folder))
+    stage.farewell(
+        folder,
+        f"tidegate topic describe {TOPIC} --log {log}",
+        f"tidegate consume {TOPIC} --log {log} -n 3",
+        f"tidegate log lifetime {TOPIC} --log {log}",
+        "tidegate verify /var/lib/kafka/data        # any Kafka data folder, read-only",
+        "tidegate doctor                            # what this machine has for Spark and Kafka",
+    )
 
 
 def _life_of_a_log(log_folder: Path, stage: Stage) -> None:
@@ -196,13 +185,13 @@ def _life_of_a_log(log_folder: Path, stage: Stage) -> None:
         canary.run_until(minutes=20)
         canary.show(stage, "after 20 minutes: record 0 is twice as old as retention allows, and readable:")
         canary.run_until_file("*0.log.deleted")
-        first = canary.first_offset()
+        first = canary.log.partition(TOPIC, 0).log_start_offset
         canary.show(stage, f"after {canary.time()}: marked .deleted. Readers start at offset {first} now:")
-        canary.run_until_gone("*.log.deleted")
+        canary.run_until_file("*.log.deleted", is_there=False)
         canary.show(stage, f"after {canary.time()}: a minute later the files are off the disk:")
         canary.run_until(minutes=25)
     finally:
-        canary.close()
+        canary.log.close()
 
 
 def _look_inside(log_folder: Path, stage: Stage) -> None:
@@ -250,21 +239,6 @@ def _check_and_damage(folder: Path, stage: Stage) -> None:
     stage.say("Found, named, and the command ends with exit code 1: ready for a cron job.")
 
 
-def _farewell(folder: Path, stage: Stage) -> None:
-    log = shlex.quote(str(folder / "log"))
-    stage.step("What to try next")
-    for line in (
-        f"tidegate topic describe {TOPIC} --log {log}",
-        f"tidegate consume {TOPIC} --log {log} -n 3",
-        f"tidegate log lifetime {TOPIC} --log {log}",
-        "tidegate verify /var/lib/kafka/data        # any Kafka data folder, read-only",
-        "tidegate doctor                            # what this machine has for Spark and Kafka",
-    ):
-        stage.command(line)
-    stage.say("")
-    stage.say(f"Everything of this demo is in {folder}; delete it when you like.")
-
-
 class Canary:
     """The workload: a topic, a simulated clock, one record every 5 seconds, retention as a broker runs it."""
 
@@ -293,15 +267,9 @@ class Canary:
         while self.clock.now_ms() < START_MS + minutes * 60_000:
             self._tick()
 
-    def run_until_file(self, pattern: str) -> None:
-        self._run_until_found(pattern, present=True)
-
-    def run_until_gone(self, pattern: str) -> None:
-        self._run_until_found(pattern, present=False)
-
-    def _run_until_found(self, pattern: str, *, present: bool) -> None:
+    def run_until_file(self, pattern: str, *, is_there: bool = True) -> None:
         for _ in range(400):
-            if any(self.folder.glob(pattern)) == present:
+            if any(self.folder.glob(pattern)) == is_there:
                 return
             self._tick()
         raise TidegateError(f"{self.folder}: waited half an hour of simulated time for {pattern}")
@@ -323,16 +291,10 @@ class Canary:
     def time(self) -> str:
         return format_duration(self.clock.now_ms() - START_MS)
 
-    def first_offset(self) -> int:
-        return self.log.partition(TOPIC, 0).log_start_offset
-
     def show(self, stage: Stage, note: str) -> None:
         sizes = folder_sizes(self.folder)
         stage.listing(sizes, [name for name, size in sizes.items() if self._last.get(name) != size], note)
         self._last = sizes
-
-    def close(self) -> None:
-        self.log.close()
 
 
 # -- tidegate demo ---------------------------------------------------------------------------------
@@ -370,7 +332,8 @@ def command(folder: Path | None, engine: str, canary: bool, shows: bool) -> int:
 
         Play(folder.absolute(), Stage(), engine).run()
     if shows:
-        from tidegate.cli.ui import serve_page
+        from tidegate.cli import ui
 
-        serve_page(folder.absolute() / "data" if not canary else folder.absolute(), opens=True)
+        data = folder.absolute() if canary else folder.absolute() / "data"
+        click.get_current_context().invoke(ui.command, data=data, opens=True)
     return 0

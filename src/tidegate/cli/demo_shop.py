@@ -1,18 +1,9 @@
 """The shop of `tidegate demo`: orders with planted faults, and a pipeline that still counts right.
 
-    1  a shop's orders are written, with faults planted in them
-    2  `verify` finds each fault, without a JVM
-    3  a pipeline of eight lines runs on Spark (or, without Java, in this process)
-    4  its table is read by another process
-    5  the same pipeline is killed in the middle, twice, and resumes: the table is the same
-
-Topics:
-
-    orders    three tills, two partitions; planted with `break`: a gap, a flipped bit, a record stored twice, a till
-              whose clock is a day ahead; in the events themselves: orders sent again by an app that timed out, orders
-              that come hours late, one from the far future
-    prices    compacted: records are missing, which is no fault
-    catalogue a bulk load whose last records never arrived; only its manifest shows it
+Topic `orders` has three tills and two partitions: planted with `break` are a gap, a flipped bit, a record stored twice
+and a till whose clock is a day ahead; in the events are orders sent again by an app that timed out, orders that come
+hours late, and one from the far future. Of compacted `prices` records are missing, which is no fault. The last records
+of `catalogue`, a bulk load, never arrived; only its manifest shows it.
 
 Time is simulated (1 January 2026) and randomness is seeded: every run plants the same faults. Every number that is
 printed is computed; the demo fails when a result differs from what was planted.
@@ -96,7 +87,7 @@ def plant(folder: Path) -> Planted:
     with Log(folder, **parts) as log:
         _write_prices(log, clock)
         _write_catalogue(log, scratch, planted, parts)
-    _remove(scratch)
+    shutil.rmtree(scratch)
     return planted
 
 
@@ -155,6 +146,8 @@ def _write_prices(log: Log, clock: ManualClock) -> None:
     """A compacted topic, compacted: most of its records are gone."""
     import pyarrow as pa
 
+    from tidegate.log.maintenance import Housekeeping
+
     log.create_topic(
         PRICES,
         1,
@@ -174,12 +167,6 @@ def _write_prices(log: Log, clock: ManualClock) -> None:
             )
             clock.advance("1m")
     log.partition(PRICES, 0).roll()
-    _compact(log)
-
-
-def _compact(log: Log) -> None:
-    from tidegate.log.maintenance import Housekeeping
-
     parts = {"files": log.files, "clock": log.clock, "randomness": log.randomness}
     Housekeeping(log, broker=log.contents.broker_config(), **parts).clean_once(topics=[PRICES])  # type: ignore[arg-type]
 
@@ -223,12 +210,6 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
         for batch in cut.reader(CATALOGUE, [0], control_records=True):
             columns = ["key", "value", "timestamp", "headers"]
             log.writer(CATALOGUE).write(pa.Table.from_batches([batch.select(columns)]), partition=0)
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder)
 
 
 # -- the scenes ------------------------------------------------------------------------------------
@@ -392,8 +373,8 @@ class Play:
 
     def farewell(self) -> None:
         folder, log = shlex.quote(str(self.folder)), shlex.quote(str(self.log))
-        self.stage.step("What to try next")
-        for line in (
+        self.stage.farewell(
+            self.folder,
             f"tidegate ui {shlex.quote(str(self.folder / 'data'))}            # look at all of it in a browser",
             f"cd {folder} && tidegate run shop.py --explain",
             f"cd {folder} && tidegate run shop.py               # goes on; Ctrl-C ends it",
@@ -401,10 +382,7 @@ class Play:
             f"tidegate consume orders-per-minute --log {log} -n 3",
             "tidegate demo --canary                    # how long does a record really live?",
             "tidegate verify /var/lib/kafka/data       # any Kafka data folder, read-only",
-        ):
-            self.stage.command(line)
-        self.stage.say("")
-        self.stage.say(f"Everything of this demo is in {self.folder}; delete it when you like.")
+        )
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -450,17 +428,8 @@ class Play:
         return _newest(commits)
 
     def _command(self, *options: str) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "tidegate.cli.main",
-            "run",
-            "shop.py",
-            "--once",
-            "--engine",
-            self.engine,
-            *options,
-        ]
+        command = [sys.executable, "-m", "tidegate.cli.main", "run", "shop.py", "--once"]
+        return [*command, "--engine", self.engine, *options]
 
     def _environment(self, data: str) -> dict[str, str]:
         return {**os.environ, "SHOP_DATA": str(self.folder / data), "PYTHONPATH": str(self.folder)}

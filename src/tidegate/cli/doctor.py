@@ -13,13 +13,14 @@ import json
 import os
 import platform
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -94,32 +95,29 @@ def examine(log_url: str, *, start_spark: bool = False) -> Iterator[Check]:
     yield _kafka()
 
 
+def _checked(check: str, found: str, remedy: str = "", *, else_: str = "note") -> Check:
+    """One look: ok where nothing is to be done, `else_` otherwise."""
+    return Check(check, else_ if remedy else "ok", found, remedy)
+
+
 def _python() -> Iterator[Check]:
-    good = sys.version_info >= OLDEST_PYTHON
     found = f"{platform.python_version()} at {sys.executable}"
-    remedy = "" if good else "use Python 3.11 or newer"
-    yield Check("python", "ok" if good else "fault", found, remedy)
+    remedy = "" if sys.version_info >= OLDEST_PYTHON else "use Python 3.11 or newer"
+    yield _checked("python", found, remedy, else_="fault")
     yield Check("tidegate", "ok", __version__)
-    posix = sys.platform in ("linux", "darwin")
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    yield Check("system", "ok" if posix else "note", system, "" if posix else "only POSIX systems are tested")
+    remedy = "" if sys.platform in ("linux", "darwin") else "only POSIX systems are tested"
+    yield _checked("system", system, remedy)
 
 
 def _packages() -> Iterator[Check]:
-    for name in CORE_PACKAGES:
+    needed = dict.fromkeys(CORE_PACKAGES, ("fault", "pip install --force-reinstall tidegate"))
+    needed |= {
+        name: ("missing", f"pip install 'tidegate[{extra}]'") for name, extra in EXTRA_PACKAGES.items()
+    }
+    for name, (verdict, remedy) in needed.items():
         version = _version(name)
-        yield (
-            Check(name, "ok", version)
-            if version
-            else Check(name, "fault", "not installed", "pip install --force-reinstall tidegate")
-        )
-    for name, extra in EXTRA_PACKAGES.items():
-        version = _version(name)
-        yield (
-            Check(name, "ok", version)
-            if version
-            else Check(name, "missing", "not installed", f"pip install 'tidegate[{extra}]'")
-        )
+        yield Check(name, "ok", version) if version else Check(name, verdict, "not installed", remedy)
 
 
 def _version(package: str) -> str | None:
@@ -156,12 +154,8 @@ def _machine() -> Iterator[Check]:
     yield Check("cores", "ok", str(os.cpu_count()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < FEW_OPEN_FILES
-    yield Check(
-        "open files",
-        "note" if few else "ok",
-        f"limit {'none' if soft == resource.RLIM_INFINITY else soft}",
-        f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}" if few else "",
-    )
+    found = f"limit {'none' if soft == resource.RLIM_INFINITY else soft}"
+    yield _checked("open files", found, f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}" if few else "")
 
 
 def _log_folder(folder: Path) -> Check:
@@ -188,29 +182,22 @@ def _broker_settings(folder: Path) -> Iterator[Check]:
     except TidegateError as error:
         yield Check("broker settings", "fault", str(error), f"correct {folder / BROKER_SETTINGS_NAME}")
         return
-    if ignored:
-        yield Check("broker settings", "note", f"ignored here: {', '.join(ignored)}")
-    else:
-        yield Check("broker settings", "ok", f"{folder / BROKER_SETTINGS_NAME}, all of them used")
+    used = f"{folder / BROKER_SETTINGS_NAME}, all of them used"
+    told = f"ignored here: {', '.join(ignored)}" if ignored else used
+    yield Check("broker settings", "note" if ignored else "ok", told)
 
 
 def _disk(folder: Path) -> Iterator[Check]:
     try:
-        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-        little = free < LITTLE_SPACE
-        remedy = "free some space or choose another folder with --log" if little else ""
-        yield Check("free space", "note" if little else "ok", format_size(free), remedy)
+        free = shutil.disk_usage(folder).free
+        remedy = "free some space or choose another folder with --log" if free < LITTLE_SPACE else ""
+        yield _checked("free space", format_size(free), remedy)
         sync_ms = _sync_ms(folder)
     except OSError as error:
         yield Check("disk sync", "note", f"could not be measured: {error.strerror}")
         return
-    slow = sync_ms > SLOW_SYNC_MS
-    yield Check(
-        "disk sync",
-        "note" if slow else "ok",
-        f"{sync_ms:.1f} ms for 4 KiB",
-        "larger batches, or durability='os' where losing the last seconds is fine" if slow else "",
-    )
+    remedy = "larger batches, or durability='os' where losing the last seconds is fine"
+    yield _checked("disk sync", f"{sync_ms:.1f} ms for 4 KiB", remedy if sync_ms > SLOW_SYNC_MS else "")
 
 
 def _sync_ms(folder: Path) -> float:
@@ -256,7 +243,7 @@ def _java() -> Check:
         return Check("java", "missing", what, remedy)
     remedy = "Spark asks for 25.0.3 or newer, or Java 17 to 24" if java.discouraged else ""
     found = f"{java.version_text} from {java.source} ({java.home})"
-    return Check("java", "note" if java.discouraged else "ok", found, remedy)
+    return _checked("java", found, remedy)
 
 
 def _spark(start: bool) -> Check:
@@ -293,5 +280,4 @@ def _without_home(check: Check) -> Check:
         return check
     if len(home) < 2:
         return check
-    found, remedy = check.found.replace(home, "~"), check.remedy.replace(home, "~")
-    return Check(check.check, check.verdict, found, remedy)
+    return replace(check, found=check.found.replace(home, "~"), remedy=check.remedy.replace(home, "~"))

@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 # -- tidegate log dump -----------------------------------------------------------------------------
 
 _TEXT = "org.apache.kafka.tools.api.StringDecoder"
-_NOT_OFFERED = {
-    "cluster_metadata_decoder": "--cluster-metadata-decoder",
-    "remote_log_metadata_decoder": "--remote-log-metadata-decoder",
-    "share_group_state_decoder": "--share-group-state-decoder",
-}
 
 
 @click.command("dump", cls=Command)
@@ -128,7 +123,8 @@ def dump_files(
     from tidegate.log.dump.json import JsonSink
     from tidegate.log.dump.text import TextSink
 
-    targets = [Target.of(name) for name in _names(listed, positional)]
+    names = [name for group in listed for name in group.split(",") if name]
+    targets = [Target.of(name) for name in (*names, *positional)]
     if not targets:
         raise click.UsageError("no files: name them, or give --files A,B")
     options = DumpOptions(
@@ -151,10 +147,6 @@ def dump_files(
     return 5 if dump(targets, options, sink) else 0
 
 
-def _names(listed: tuple[str, ...], positional: tuple[str, ...]) -> list[str]:
-    return [name for group in listed for name in group.split(",") if name] + list(positional)
-
-
 def _parser(
     key: str | None, value: str | None, offsets: bool, transactions: bool, not_offered: dict[str, bool]
 ) -> RecordParser | None:
@@ -163,7 +155,7 @@ def _parser(
     for name, asked in not_offered.items():
         if asked:
             raise InvalidError(
-                f"{_NOT_OFFERED[name]} is not offered; dump the raw values with --print-data-log, "
+                f"--{name.replace('_', '-')} is not offered; dump the raw values with --print-data-log, "
                 f"or with --value-decoder-class DefaultDecoder as hex"
             )
     if offsets:

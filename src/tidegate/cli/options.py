@@ -1,8 +1,8 @@
 """Options that mean the same in every command, and the logs and backends they name.
 
-Decorators for a `@click.command(cls=Command)`: `@log_option`, `@state_option`, `@format_option(…)`, `@settings_option`,
-`@command_options`, `@yes_option`, `@dry_run_option`, `@verbosity_options`. `opened` and `opened_backend` open what
-`--log` and `--state` name. `Command` and `Group` print the exit codes at the end of `--help`.
+Decorators for a `@click.command(cls=Command)`: `@log_option`, `@log_options`, `@state_option`, `@format_option(…)`,
+`@settings_option`, `@yes_option`, `@dry_run_option`, `@verbosity_options`. `LogAddress.open` and `opened_backend` open
+what `--log` and `--state` name. `Command` and `Group` print the exit codes at the end of `--help`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -226,18 +228,37 @@ def verbosity_options(command: AnyFunction) -> AnyFunction:
     )(command)
 
 
-@contextmanager
-def opened(
-    log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
-) -> Iterator[Log | KafkaLog]:
-    """Open the log at a URL and close it at the end; client settings come from the file, then from the options."""
-    from tidegate.log.log import open_log
+@dataclass(frozen=True, slots=True)
+class LogAddress:
+    """Where a log is, and the settings of the Kafka client that reaches it: a file's, and those of options."""
 
-    with open_log(log_url, client=client_settings(command_config, client), **settings) as log:
-        yield log
+    url: str
+    config_file: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def open(self, settings: Mapping[str, str] | None = None, **how: Any) -> Iterator[Log | KafkaLog]:
+        """Open the log and close it at the end; `settings` of the client count more than those of the file."""
+        from tidegate.log.log import open_log
+
+        client = client_settings(self.config_file, {**(settings or {}), **self.properties})
+        with open_log(self.url, client=client, **how) as log:
+            yield log
 
 
-def client_settings(command_config: str | None, client: Mapping[str, str] | None) -> dict[str, str]:
+def log_options(command: AnyFunction) -> AnyFunction:
+    """`log_option` and `command_options` together, as parameter `at`: a `LogAddress`."""
+
+    @wraps(command)
+    def with_address(
+        log_url: str, command_config: str | None, command_properties: dict[str, str], **rest: Any
+    ) -> Any:
+        return command(at=LogAddress(log_url, command_config, command_properties), **rest)
+
+    return cast(AnyFunction, log_option(command_options(with_address)))
+
+
+def client_settings(command_config: str | None, client: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the settings of the Kafka client: those of the file, overridden by those of the options."""
     from tidegate.files import Files
 

@@ -52,7 +52,7 @@ def print_rows(
         for row in rows:
             out.write(to_json(row) + "\n")
     elif format == "json":
-        out.write(visible(json.dumps([_plain(row) for row in rows], indent=2, ensure_ascii=False)) + "\n")
+        out.write(to_json(list(rows), indent=2) + "\n")
     elif format == "csv":
         import csv
 
@@ -67,10 +67,8 @@ def print_rows(
 def print_object(fields: Mapping[str, Any], *, format: str, stream: TextIO | None = None) -> None:
     """Print one thing: `NAME  value` lines as a table, or one JSON object."""
     out = stream if stream is not None else sys.stdout
-    if format == "json":
-        out.write(visible(json.dumps(_plain(fields), indent=2, ensure_ascii=False)) + "\n")
-    elif format == "jsonl":
-        out.write(to_json(fields) + "\n")
+    if format in ("json", "jsonl"):
+        out.write(to_json(fields, indent=2 if format == "json" else None) + "\n")
     elif format == "csv":
         print_rows([fields], format="csv", columns=list(fields), stream=out)
     else:
@@ -79,9 +77,9 @@ def print_object(fields: Mapping[str, Any], *, format: str, stream: TextIO | Non
             out.write(f"{_bold(name.upper().ljust(width), out)}  {_cell(value)}\n")
 
 
-def to_json(value: Any) -> str:
-    """One line of JSON; bytes become text, or `{"base64": …}` where they are not UTF-8."""
-    return visible(json.dumps(_plain(value), ensure_ascii=False, separators=(", ", ": ")))
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON, on one line unless it is indented; bytes become text, or `{"base64": …}` where they are not UTF-8."""
+    return visible(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain))
 
 
 def visible(text: str) -> str:
@@ -136,11 +134,6 @@ def printable(value: bytes | str | None) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 record`, `1,200 records`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def say(message: str) -> None:
     """Talk, unless `-q`."""
     _tell(1, message)
@@ -184,7 +177,7 @@ class LiveLine:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._terminal = _is_terminal(sys.stderr)
+        self.is_terminal = sys.stderr.isatty()
         self._quiet = is_quiet()  # read here: `tell` may run on a thread that has no click context
         self._told_ms: int | None = None
         self._drawn = False
@@ -200,12 +193,12 @@ class LiveLine:
     ) -> None:
         """Show the current state; does nothing within the pause after the last one, unless `at_once`."""
         now_ms = self._clock.monotonic_ms()
-        pause_ms = _REDRAW_MS if self._terminal else _HEARTBEAT_MS
+        pause_ms = _REDRAW_MS if self.is_terminal else _HEARTBEAT_MS
         recent = self._told_ms is not None and now_ms - self._told_ms < pause_ms
         if self._quiet or (recent and not at_once):
             return
         self._told_ms = now_ms
-        if not self._terminal:
+        if not self.is_terminal:
             click.echo(to_json(document()), err=True)
             return
         width = shutil.get_terminal_size().columns - 1
@@ -318,7 +311,7 @@ class CompileReporter:
             self._started_ms = self._told_ms = now_ms
             _clear_line()
             click.echo(f"compiling kernels for this machine ({progress.kept})", err=True)
-        if _is_terminal(sys.stderr):
+        if sys.stderr.isatty():
             _clear_line()
             if progress.kernel:
                 sys.stderr.write(self._line(progress, now_ms - self._started_ms))
@@ -367,19 +360,11 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has."""
+    """What JSON does not have, as something it has."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return _plain_bytes(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
-def _plain_bytes(value: bytes) -> Any:
+        return dict(value)
+    if not isinstance(value, bytes):
+        return str(value)
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
@@ -410,22 +395,19 @@ def _tell(level: int, message: str, mark: str = "") -> None:
         click.echo(mark + visible(without_credentials(message)), err=True)
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty()
-
-
-def _colourful(stream: TextIO) -> bool:
-    return _is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def is_colourful(stream: TextIO) -> bool:
+    """Whether it is a terminal, and nobody asked for no colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _colour(text: str, colour: str) -> str:
-    return click.style(text, fg=colour, bold=True) if _colourful(sys.stderr) else text
+    return click.style(text, fg=colour, bold=True) if is_colourful(sys.stderr) else text
 
 
 def _bold(text: str, out: TextIO) -> str:
-    return click.style(text, bold=True) if _colourful(out) else text
+    return click.style(text, bold=True) if is_colourful(out) else text
 
 
 def _clear_line() -> None:
-    if _is_terminal(sys.stderr):
+    if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")

@@ -20,15 +20,14 @@ from tidegate.cli.options import (
     SERDE_NAMES,
     SIZE,
     Command,
-    command_options,
-    log_option,
-    opened,
+    LogAddress,
+    log_options,
     settings_option,
     verbosity_options,
 )
-from tidegate.cli.output import Progress, TerminalBytes, counted, detail, say
+from tidegate.cli.output import Progress, TerminalBytes, detail, say
 from tidegate.clock import SystemClock
-from tidegate.durations import format_duration, size_bytes
+from tidegate.durations import counted, format_duration, size_bytes
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -97,10 +96,9 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
     "--max-line-bytes", type=SIZE, default="1MiB", show_default=True, help="A longer line is refused."
 )
 @settings_option("A setting of the Kafka client (repeatable); only with kafka://.")
-@log_option
-@command_options
+@log_options
 @verbosity_options
-def produce(topic: str, files: tuple[Path, ...], format: str, log_url: str, **options: Any) -> None:
+def produce(topic: str, files: tuple[Path, ...], format: str, at: LogAddress, **options: Any) -> None:
     """Write records into TOPIC, from FILES or else from the pipe.
 
     \b
@@ -117,7 +115,6 @@ def produce(topic: str, files: tuple[Path, ...], format: str, log_url: str, **op
     """
     from tidegate.cli.record_formats import InputOptions, tables
 
-    client = {**options["settings"], **options["command_properties"]}
     _check_line_options(format, options)
     reading = InputOptions(
         format=format,
@@ -129,7 +126,7 @@ def produce(topic: str, files: tuple[Path, ...], format: str, log_url: str, **op
     )
     firsts = _first_sequences(options)
     numbered = {"integrity": {"app": "tidegate-produce"}} if options["integrity"] else {}
-    with opened(log_url, options["command_config"], client) as log:
+    with at.open(options["settings"]) as log:
         if options["create_topic"]:
             log.create_topic(topic, if_not_exists=True)
         writer = log.writer(
@@ -327,10 +324,9 @@ _POLL_MS = 500
     "--key", "key_serde", type=click.Choice(SERDE_NAMES), help="How to read the key beside the window."
 )
 @settings_option("A setting of the Kafka client (repeatable); only with kafka://.")
-@log_option
-@command_options
+@log_options
 @verbosity_options
-def consume(topic: str, log_url: str, **options: Any) -> None:
+def consume(topic: str, at: LogAddress, **options: Any) -> None:
     """Read records of TOPIC, and wait for more unless -e, -n or an end is given.
 
     \b
@@ -354,9 +350,8 @@ def consume(topic: str, log_url: str, **options: Any) -> None:
     if options["from_beginning"] and options["offset"] not in ("start", "earliest", "beginning"):
         raise InvalidError("--from-beginning and --offset both say where to start; keep one")
     start, stop = parse_range(options["offset"], now_ms=SystemClock().now_ms())
-    client = {**options["settings"], **options["command_properties"]}
     with ExitStack() as stack:
-        log = stack.enter_context(opened(log_url, options["command_config"], client, read_only=True))
+        log = stack.enter_context(at.open(options["settings"], read_only=True))
         reader: Any = stack.enter_context(
             log.reader(
                 topic,

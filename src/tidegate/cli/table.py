@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,26 @@ from tidegate.cli.options import (
     AnyFunction,
     Command,
     Group,
-    command_options,
+    LogAddress,
     format_option,
     log_option,
+    log_options,
     opened_backend,
     state_option,
     verbosity_options,
 )
-from tidegate.cli.output import LiveLine, counted, echo, print_object, print_rows, printable, say, short
+from tidegate.cli.output import (
+    LiveLine,
+    echo,
+    print_object,
+    print_rows,
+    printable,
+    say,
+    short,
+    to_json,
+)
 from tidegate.cli.versions import VERBS
-from tidegate.durations import format_moment
+from tidegate.durations import counted, duration_ms, format_duration, format_moment, moment_ms
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -83,17 +93,14 @@ REDRAW_SECONDS = 0.5
     help="Stop after so long; without it on Ctrl-C or SIGTERM.",
 )
 @state_option
-@log_option
-@command_options
+@log_options
 @verbosity_options
 def serve(
     name: str,
     state: str,
-    log_url: str,
+    at: LogAddress,
     partitions: str | None,
     duration: str | None,
-    command_config: str | None,
-    command_properties: dict[str, str],
     **options: Any,
 ) -> None:
     """Serve a replica of NAME, a table's current version or a version topic, and go on with a live topic.
@@ -105,15 +112,13 @@ def serve(
     Start it in several processes, on one machine or many, with the same --state: one of them leads each partition, the
     others follow and take over. A line of JSON on stderr every five seconds says how it stands.
     """
-    from tidegate.cli.options import opened
-    from tidegate.durations import duration_ms
     from tidegate.tables.hybrid.table import hybrid_table
 
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ends.set())
     seconds = None if duration is None else duration_ms(duration) / 1000
-    with opened(log_url, command_config, command_properties) as log:
+    with at.open() as log:
         table = hybrid_table(log, name, state=state, partitions=_numbers(partitions), follow=True, **options)
         try:
             say(f"replica {table.replica} of {table.version}, with {options['live']}; Ctrl-C ends it")
@@ -125,18 +130,16 @@ def serve(
 
 def line(status: Any) -> str:
     """The live line: `users_v3.r0  leads 0, 2  follows 1  lag 12  live lag 3 k  1 fault`."""
-    leads = [str(each.partition) for each in status.partitions if each.role == "leader"]
-    follows = [str(each.partition) for each in status.partitions if each.role == "standby"]
-    stopped = [str(each.partition) for each in status.partitions if each.role == "offline"]
     parts = [status.replica]
-    for word, numbers in (("leads", leads), ("follows", follows), ("stopped", stopped)):
+    for word, role in (("leads", "leader"), ("follows", "standby"), ("stopped", "offline")):
+        numbers = [str(each.partition) for each in status.partitions if each.role == role]
         if numbers:
             parts.append(f"{word} {', '.join(numbers)}")
     parts.append(f"lag {short(sum(each.lag for each in status.partitions))}")
     live = [each.live_lag for each in status.partitions if each.live_lag >= 0]
     parts.append(f"live lag {short(sum(live))}" if live else "not switched yet")
     faults = sum(each.faults + each.live_faults for each in status.partitions)
-    parts.append(f"{faults:,} faults" if faults != 1 else "1 fault")
+    parts.append(counted(faults, "fault"))
     lost = sum(each.live_lost for each in status.partitions)
     if lost:
         parts.append(f"{lost:,} lost by the live topic")
@@ -254,77 +257,82 @@ def scan(name: str, num: int | None, format: str, **options: Any) -> None:
 @verbosity_options
 def info(name: str | None, state: str, format: str) -> None:
     """Say what a table is and how far it goes; without NAME, list the tables of the folder."""
-    from tidegate.clock import SystemClock
-    from tidegate.durations import format_duration, format_moment
-    from tidegate.pipeline.admin import app_commits
-    from tidegate.pipeline.table_catalog import all_recorded
-    from tidegate.tables.commits import lease_name, load_commits, read_lease, stored_tables
     from tidegate.tables.hybrid.status import freshest_replica
-    from tidegate.tables.topic_table import open_committed
-    from tidegate.tables.versions.catalog import load_versions, version_named, versioned_tables
+    from tidegate.tables.versions.catalog import version_named
 
     with opened_backend(state) as backend:
         if name is None:
-            rows, parts = [], set()
-            for each in versioned_tables(backend):
-                listed = load_versions(backend, each)
-                known = () if listed is None else listed[0].versions
-                parts |= {one.shape(number).name for one in known for number in range(one.partitions)}
-                topic = listed[0].current_version.topic if listed and listed[0].current_version else None
-                rows.append({"table": each, "kind": "versions", "topic": topic, "commits": len(known)})
-            for each in stored_tables(backend):
-                if each in parts:
-                    continue
-                found = load_commits(backend, each)
-                if found is not None:
-                    shape, commits = found[0].shape, found[0].commits
-                    rows.append(
-                        {"table": each, "kind": shape.kind, "topic": shape.topic, "commits": len(commits)}
-                    )
-            for of_app in all_recorded(backend):
-                count = len(app_commits(backend, of_app.app))
-                named = f"{of_app.app}:{of_app.name}"
-                rows.append({"table": named, "kind": "app", "topic": of_app.topic, "commits": count})
-            print_rows(rows, format=format, columns=("table", "kind", "topic", "commits"))
-            return
-        versioned = version_named(backend, name)
-        if versioned is not None:
-            print_object(_version_facts(backend, *versioned), format=format)
+            print_rows(_all_tables(backend), format=format, columns=("table", "kind", "topic", "commits"))
             return
         if (found_app := _of_app(backend, name)) is not None:
-            print_object(_app_table_facts(backend, found_app), format=format)
-            return
-        name = freshest_replica(backend, name) or name
-        table = open_committed(backend, name, clock=SystemClock())
-        with table:
-            shape, commit = table.rules.shape, table.commit
-            held = read_lease(backend, lease_name(name))
-            found = load_commits(backend, name)
-            facts: dict[str, Any] = {
-                "table": name,
-                "kind": shape.kind,
-                "topic": shape.topic,
-                "key format": shape.key_format or "plain",
-                "window size": format_duration(shape.size_ms) if shape.size_ms else "none",
-                "retention": format_duration(shape.retention_ms) if shape.is_windowed else "none",
-                "key serde": shape.key_serde,
-                "value serde": shape.value_serde,
-                "commit": commit.number,
-                "committed": format_moment(commit.committed_ms),
-                "earliest commit": found[0].commits[0].number if found is not None else commit.number,
-                "stored rows": commit.rows,
-                "position": ", ".join(
-                    f"{number}: {offset}" for number, offset in sorted(commit.positions.items())
-                ),
-                "builder": "none"
-                if held is None or not held[0].owner
-                else f"process {held[0].pid} on {held[0].host}",
-            }
-            for state_of in table.source.partitions:
-                for outcome in state_of.counts.__struct_fields__:
-                    facts[outcome] = facts.get(outcome, 0) + getattr(state_of.counts, outcome)
-            facts |= _replicas(backend, shape.topic)
-            print_object(facts, format=format)
+            facts = _app_table_facts(backend, found_app)
+        elif (versioned := version_named(backend, name)) is not None:
+            facts = _version_facts(backend, *versioned)
+        else:
+            facts = _stored_table_facts(backend, freshest_replica(backend, name) or name)
+        print_object(facts, format=format)
+
+
+def _all_tables(backend: StorageBackend) -> list[dict[str, Any]]:
+    """One row for each table: those with versions, those kept over topics, those of apps."""
+    from tidegate.pipeline.admin import app_commits
+    from tidegate.pipeline.table_catalog import all_recorded
+    from tidegate.tables.commits import load_commits, stored_tables
+    from tidegate.tables.versions.catalog import Versions, versioned_tables
+
+    rows, parts = [], set[str]()
+    for name in versioned_tables(backend):
+        known = Versions(backend, name).list()
+        parts |= {one.shape(number).name for one in known.versions for number in range(one.partitions)}
+        topic = known.current_version.topic if known.current_version else None
+        rows.append({"table": name, "kind": "versions", "topic": topic, "commits": len(known.versions)})
+    for name in stored_tables(backend):
+        found = None if name in parts else load_commits(backend, name)
+        if found is not None:
+            shape, commits = found[0].shape, len(found[0].commits)
+            rows.append({"table": name, "kind": shape.kind, "topic": shape.topic, "commits": commits})
+    for each in all_recorded(backend):
+        name, commits = f"{each.app}:{each.name}", len(app_commits(backend, each.app))
+        rows.append({"table": name, "kind": "app", "topic": each.topic, "commits": commits})
+    return rows
+
+
+def _stored_table_facts(backend: StorageBackend, name: str) -> dict[str, Any]:
+    """What is known of a table that is kept over a topic."""
+    from tidegate.clock import SystemClock
+    from tidegate.tables.commits import lease_name, load_commits, read_lease
+    from tidegate.tables.topic_table import open_committed
+
+    with open_committed(backend, name, clock=SystemClock()) as table:
+        shape, commit = table.rules.shape, table.commit
+        held, found = read_lease(backend, lease_name(name)), load_commits(backend, name)
+        builder = "none"
+        if held is not None and held[0].owner:
+            builder = f"process {held[0].pid} on {held[0].host}"
+        facts: dict[str, Any] = {
+            "table": name,
+            "kind": shape.kind,
+            "topic": shape.topic,
+            "key format": shape.key_format or "plain",
+            "window size": format_duration(shape.size_ms) if shape.size_ms else "none",
+            "retention": format_duration(shape.retention_ms) if shape.is_windowed else "none",
+            "key serde": shape.key_serde,
+            "value serde": shape.value_serde,
+            "commit": commit.number,
+            "committed": format_moment(commit.committed_ms),
+            "earliest commit": found[0].commits[0].number if found is not None else commit.number,
+            "stored rows": commit.rows,
+            "position": _position(commit.positions),
+            "builder": builder,
+        }
+        for state_of in table.source.partitions:
+            for outcome in state_of.counts.__struct_fields__:
+                facts[outcome] = facts.get(outcome, 0) + getattr(state_of.counts, outcome)
+        return facts | _replicas(backend, shape.topic)
+
+
+def _position(offsets: Mapping[int, int]) -> str:
+    return ", ".join(f"{number}: {offset}" for number, offset in sorted(offsets.items()))
 
 
 @command.command("explain")
@@ -336,11 +344,10 @@ def info(name: str | None, state: str, format: str) -> None:
 @_reading_options
 def explain(name: str, key: str, start: str | None, end: str | None, log_url: str, **options: Any) -> None:
     """Say which records made a window's value: START for a time window, START and END for a session."""
-    from tidegate.cli.options import opened
     from tidegate.tables.explain import explain as explained
     from tidegate.tables.serdes.base import key_of_text
 
-    with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:
+    with _opened(name, **options) as table, LogAddress(log_url).open(read_only=True) as log:
         if _is_of_app(table):
             if start is None or end is not None:
                 raise InvalidError(f"table {name} is kept by an app: give START, and no END")
@@ -350,11 +357,13 @@ def explain(name: str, key: str, start: str | None, end: str | None, log_url: st
                 click.echo(printable(told))
             return
         kind = table.rules.shape.kind
-        if {"window": (True, False), "session": (True, True), "key": (False, False)}[kind] != (
-            start is not None,
-            end is not None,
-        ):
-            wanted = {"window": "START", "session": "START and END", "key": "neither START nor END"}[kind]
+        wanted = {"window": "START", "session": "START and END", "key": "neither START nor END"}[kind]
+        given = {
+            (False, False): "neither START nor END",
+            (True, False): "START",
+            (True, True): "START and END",
+        }
+        if given.get((start is not None, end is not None)) != wanted:
             raise InvalidError(f"table {name} is of kind {kind}: give {wanted}")
         first, last = _moment(start or "0"), _moment(end or "0")
         ts, seq = (last, first) if kind == "session" else (first, 0)
@@ -377,39 +386,34 @@ def _opened(
     from tidegate.tables.versions.catalog import Versions, version_named
     from tidegate.tables.versions.reader import VersionedTable
 
-    choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else PLAIN_SERDES[chosen]  # noqa: E731
+    key, value = (None if chosen is None else PLAIN_SERDES[chosen] for chosen in (key_serde, value_serde))
     with opened_backend(state) as backend:
         if (of_app := _of_app(backend, name)) is not None:
-            serdes = {"key_serde": key_serde, "value_serde": value_serde}
-            with _opened_app_table(backend, of_app, number=number, **serdes) as kept:
+            if key is not None or value is not None:
+                raise InvalidError(
+                    f"table {of_app.name} is of app {of_app.app}, which says how keys and values are read; leave "
+                    "--key and --value out"
+                )
+            with _opened_app_table(backend, of_app, number) as kept:
                 yield kept
             return
         replica = freshest_replica(backend, name)
         versioned = None if replica is not None else version_named(backend, name)
-        if versioned is not None:
-            if number is not None:
-                raise InvalidError(
-                    f"table {name} has versions and no commits to choose; name one, like {name}_v1"
-                )
-            named, chosen = versioned
-            chosen = (
-                chosen or Versions(backend, named).require().current or None
-            )  # the same for the whole command
-            with VersionedTable(
-                backend, named, number=chosen, key=choose(key_serde), value=choose(value_serde)
-            ) as current:
-                yield current
+        if versioned is None:
+            stored = replica or name
+            with open_committed(
+                backend, stored, clock=SystemClock(), number=number, key=key, value=value
+            ) as table:
+                yield table
             return
-        table = open_committed(
-            backend,
-            replica or name,
-            clock=SystemClock(),
-            number=number,
-            key=choose(key_serde),
-            value=choose(value_serde),
-        )
-        with table:
-            yield table
+        if number is not None:
+            raise InvalidError(
+                f"table {name} has versions and no commits to choose; name one, like {name}_v1"
+            )
+        named, chosen = versioned
+        shown = chosen or Versions(backend, named).require().current or None  # the same for the whole command
+        with VersionedTable(backend, named, number=shown, key=key, value=value) as current:
+            yield current
 
 
 def _of_app(backend: Any, name: str) -> Any:
@@ -439,7 +443,6 @@ def _is_of_app(table: Any) -> bool:
 
 def _replicas(backend: Any, version: str) -> dict[str, str]:
     """What the replicas of a hybrid table said last."""
-    from tidegate.durations import format_moment
     from tidegate.tables.hybrid.status import read_statuses
 
     facts = {}
@@ -458,7 +461,6 @@ def _replicas(backend: Any, version: str) -> dict[str, str]:
 
 def _version_facts(backend: Any, table: str, number: int | None) -> dict[str, Any]:
     """What is known of one version; of the current one when no number is given."""
-    from tidegate.durations import format_moment
     from tidegate.tables.versions.catalog import Versions
 
     known = Versions(backend, table).require()
@@ -496,8 +498,6 @@ def _columns(table: Any) -> list[str]:
 
 def _moment(written: str) -> int:
     """A time as typed on the command line: epoch milliseconds, or as people write it."""
-    from tidegate.durations import moment_ms
-
     return moment_ms(int(written) if written.lstrip("+-").isdecimal() else written)
 
 
@@ -510,21 +510,11 @@ for _verb in VERBS:
 
 @contextmanager
 def _opened_app_table(
-    backend: StorageBackend,
-    found: RecordedTable,
-    *,
-    number: int | None,
-    key_serde: str | None,
-    value_serde: str | None,
+    backend: StorageBackend, found: RecordedTable, number: int | None = None
 ) -> Iterator[ResultTable]:
     """The table at its app's last commit, or at commit `number`."""
     from tidegate.pipeline.table_catalog import open_recorded
 
-    if key_serde is not None or value_serde is not None:
-        raise InvalidError(
-            f"table {found.name} is of app {found.app}, which says how keys and values are read; leave --key and "
-            "--value out"
-        )
     with open_recorded(backend, found.app, found.name) as table, table.pinned() as newest:
         if number is None:
             yield newest
@@ -535,7 +525,7 @@ def _opened_app_table(
 
 def _app_table_facts(backend: StorageBackend, found: RecordedTable) -> dict[str, Any]:
     """What is known of the table."""
-    with _opened_app_table(backend, found, number=None, key_serde=None, value_serde=None) as table:
+    with _opened_app_table(backend, found) as table:
         commit, rounds = table.commit, table.rounds()
         tasks = [line for line in commit.tasks if line.flow == found.flow]
         return {
@@ -550,14 +540,13 @@ def _app_table_facts(backend: StorageBackend, found: RecordedTable) -> dict[str,
             "commit": commit.round,
             "committed": format_moment(commit.committed_ms),
             "earliest commit": rounds[0] if rounds else commit.round,
-            "position": ", ".join(f"{number}: {offset}" for number, offset in sorted(table.position.items())),
+            "position": _position(table.position),
             "backlog bytes": sum(line.backlog_bytes for line in tasks),
         }
 
 
 def _explain_app_table(table: ResultTable, log: Any, key: Any, start_ms: int) -> Iterator[str]:
     """Lines that name the records that made the value of a window, and for each of the others why it is not in it."""
-    from tidegate.cli.output import counted, to_json
     from tidegate.pipeline.lineage import explain_window
 
     said = explain_window(table, log, key, start_ms)

@@ -13,26 +13,23 @@ import click
 from tidegate.cli.options import (
     Command,
     Group,
-    command_options,
+    LogAddress,
     confirm,
     dry_run_option,
     format_option,
-    log_option,
-    opened,
+    log_options,
     settings_option,
     verbosity_options,
     yes_option,
 )
-from tidegate.cli.output import counted, echo, print_object, print_rows, say, warn
-from tidegate.durations import format_duration, format_size
+from tidegate.cli.output import echo, print_object, print_rows, say, warn
+from tidegate.durations import counted, setting_meaning
 from tidegate.errors import InvalidError
 from tidegate.log.log import Log
 from tidegate.log.topic_config import TOPIC_SETTINGS, Source, TopicConfig, is_used
 
 if TYPE_CHECKING:
     from tidegate.log.kafka.log import KafkaLog
-
-_FOREVER = ("-1", "9223372036854775807")
 
 
 @click.group("topic", cls=Group)
@@ -50,8 +47,7 @@ def command() -> None:
 @settings_option(
     "A setting of the topic (repeatable): Kafka's names, also as retention=10m, segment.bytes=16KiB."
 )
-@log_option
-@command_options
+@log_options
 @dry_run_option
 @verbosity_options
 def create(
@@ -60,9 +56,7 @@ def create(
     if_not_exists: bool,
     replication_factor: int | None,
     settings: dict[str, str],
-    log_url: str,
-    command_config: str | None,
-    command_properties: dict[str, str],
+    at: LogAddress,
     dry_run: bool,
 ) -> None:
     """Create topics. The log folder is created with its first topic.
@@ -70,12 +64,12 @@ def create(
     \b
     tidegate topic create orders --partitions 4 -X retention=7d
     """
-    with opened(log_url, command_config, command_properties) as log:
+    with at.open() as log:
         for name in names:
             existed = name in log.topics()
             if dry_run:
                 _check_creation(log, name, settings, existed and not if_not_exists)
-                say(f"would create topic {name} with {counted(partitions, 'partition')} in {log_url}")
+                say(f"would create topic {name} with {counted(partitions, 'partition')} in {at.url}")
                 continue
             extra: dict[str, Any] = {}
             if replication_factor is not None:
@@ -87,29 +81,26 @@ def create(
             if existed:
                 say(f"topic {name} exists already")
             else:
-                say(f"created topic {name} with {counted(partitions, 'partition')} in {log_url}")
+                say(f"created topic {name} with {counted(partitions, 'partition')} in {at.url}")
 
 
 @command.command("list", cls=Command)
-@log_option
-@command_options
+@log_options
 @format_option()
 @verbosity_options
-def list_topics(
-    log_url: str, command_config: str | None, command_properties: dict[str, str], format: str
-) -> None:
+def list_topics(at: LogAddress, format: str) -> None:
     """List the topics."""
-    with opened(log_url, command_config, command_properties) as log:
+    with at.open() as log:
         if isinstance(log, Log) and not log.path.is_dir():
             raise InvalidError(
-                f"there is no log at {log_url}: give --log URL or set TIDEGATE_LOG, or create it with "
+                f"there is no log at {at.url}: give --log URL or set TIDEGATE_LOG, or create it with "
                 "`tidegate topic create NAME`"
             )
         counts = log.partition_counts()
     rows = [{"name": name, "partitions": count} for name, count in counts.items()]
     print_rows(rows, format=format, columns=["name", "partitions"])
     if not rows:
-        say(f"no topics in {log_url}")
+        say(f"no topics in {at.url}")
 
 
 @command.command("describe", cls=Command)
@@ -117,8 +108,7 @@ def list_topics(
 @click.option("-c", "--config-only", is_flag=True, help="Only the settings: KEY VALUE SOURCE.")
 @click.option("--partitions-only", is_flag=True, help="Only the partitions and their offsets.")
 @click.option("--overrides", is_flag=True, help="Only settings that are not at their default.")
-@log_option
-@command_options
+@log_options
 @format_option()
 @verbosity_options
 def describe(
@@ -126,16 +116,14 @@ def describe(
     config_only: bool,
     partitions_only: bool,
     overrides: bool,
-    log_url: str,
-    command_config: str | None,
-    command_properties: dict[str, str],
+    at: LogAddress,
     format: str,
 ) -> None:
     """Show a topic: its partitions with their offsets, and its settings as KEY VALUE SOURCE.
 
     A folder that Tidegate did not create does not tell its settings: they are shown as ASSUMED.
     """
-    with opened(log_url, command_config, command_properties) as log:
+    with at.open() as log:
         description = log.describe(name)
         places = [] if config_only else log.partition_rows(name)
     settings = [
@@ -143,7 +131,7 @@ def describe(
             "key": entry.key,
             "value": entry.value,
             "source": str(entry.source),
-            "meaning": _meaning(entry.key, entry.value),
+            "meaning": setting_meaning(entry.key, entry.value),
         }
         for entry in description.settings()
         if not overrides or entry.source not in (Source.DEFAULT, Source.ASSUMED)
@@ -175,8 +163,7 @@ def describe(
 @click.option(
     "-p", "--partitions", type=click.IntRange(1), default=None, help="Raise the number of partitions."
 )
-@log_option
-@command_options
+@log_options
 @dry_run_option
 @verbosity_options
 def alter(
@@ -184,15 +171,13 @@ def alter(
     settings: dict[str, str],
     unset: tuple[str, ...],
     partitions: int | None,
-    log_url: str,
-    command_config: str | None,
-    command_properties: dict[str, str],
+    at: LogAddress,
     dry_run: bool,
 ) -> None:
     """Change settings of a topic, or give it more partitions."""
     if not settings and not unset and partitions is None:
         raise InvalidError("nothing to change: give -X KEY=VALUE, --delete-config KEY or --partitions N")
-    with opened(log_url, command_config, command_properties) as log:
+    with at.open() as log:
         before = log.describe(name)
         broker = log.contents.broker_config() if isinstance(log, Log) else None
         after = before.config.altered(settings, unset=unset, broker=broker)
@@ -213,21 +198,18 @@ def alter(
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--if-exists", is_flag=True, help="Be content with a topic that is not there.")
 @yes_option
-@log_option
-@command_options
+@log_options
 @dry_run_option
 @verbosity_options
 def delete(
     names: tuple[str, ...],
     if_exists: bool,
     yes: bool,
-    log_url: str,
-    command_config: str | None,
-    command_properties: dict[str, str],
+    at: LogAddress,
     dry_run: bool,
 ) -> None:
     """Delete topics and all their records. Asks first, unless --yes."""
-    with opened(log_url, command_config, command_properties) as log:
+    with at.open() as log:
         present = set(log.topics())
         for name in names:
             if name not in present and if_exists:
@@ -250,8 +232,7 @@ def delete(
 )
 @click.option("-p", "--partition", type=click.IntRange(0), help="One partition of the topic; all without it.")
 @yes_option
-@log_option
-@command_options
+@log_options
 @dry_run_option
 @verbosity_options
 def delete_records(
@@ -259,16 +240,14 @@ def delete_records(
     before: int,
     partition: int | None,
     yes: bool,
-    log_url: str,
-    command_config: str | None,
-    command_properties: dict[str, str],
+    at: LogAddress,
     dry_run: bool,
 ) -> None:
     """Delete the records of a topic below an offset. Asks first, unless --yes.
 
     Readers do not see them any more; the next retention pass frees the files that lie wholly below the offset.
     """
-    with opened(log_url, command_config, command_properties) as log:
+    with at.open() as log:
         if not isinstance(log, Log):
             raise InvalidError(
                 "a cluster deletes records with kafka-delete-records.sh; --log names a folder here"
@@ -298,15 +277,3 @@ def _check_creation(log: Log | KafkaLog, name: str, settings: Mapping[str, str],
     TopicConfig.of(settings)
     if must_be_new:
         raise InvalidError(f"topic {name} exists already", kafka_name="TOPIC_ALREADY_EXISTS")
-
-
-def _meaning(key: str, value: str) -> str:
-    """A number as people say it."""
-    if not value.lstrip("-").isdigit():
-        return ""
-    if value in _FOREVER and key.rpartition(".")[2] in ("ms", "bytes", "messages"):
-        return "no limit"
-    number = int(value)
-    if key.endswith(".ms") and number > 0:
-        return format_duration(number)
-    return format_size(number) if key.endswith(".bytes") and number >= 1024 else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tidegate.cli.options import Command, verbosity_options
+from tidegate.cli.options import Command, client_settings, verbosity_options
 from tidegate.cli.output import say
 from tidegate.errors import InvalidError
 
@@ -78,36 +78,19 @@ def command(
     tidegate ui /var/lib/kafka/data --port 9000 --open
     tidegate ui ./data --host 0.0.0.0 --allow-host tides.example.com --token-file token
     """
-    serve_page(data, host, port, token_file, names, opens, log_url, command_config, state_url)
-
-
-def serve_page(
-    data: Path,
-    host: str = "127.0.0.1",
-    port: int = 8421,
-    token_file: Path | None = None,
-    names: tuple[str, ...] = (),
-    opens: bool = False,
-    log_url: str | None = None,
-    command_config: str | None = None,
-    state_url: str | None = None,
-) -> None:
-    """Serve until interrupted."""
     try:
         from tidegate.web.server import serve
     except ImportError as error:
         if error.name is not None and error.name.startswith("tidegate"):
             raise
         raise InvalidError("the page needs its extra: pip install 'tidegate[web]', then try again") from None
-    from tidegate.cli.options import client_settings
     from tidegate.web.settings import Settings, folders_of, log_of, read_token
 
-    log: Path | str
-    state: Path | str
-    log, state = folders_of(data) if log_url is None else log_of(log_url, data)
-    if state_url is not None:
-        state = state_url if "://" in state_url else Path(state_url)
-    client = {} if command_config is None else client_settings(command_config, None)
+    log, folder = folders_of(data) if log_url is None else log_of(log_url, data)
+    state: Path | str = folder if state_url is None else state_url
+    if "://" not in str(state):
+        state = Path(state)
+    client = {} if command_config is None else client_settings(command_config)
     if client and not isinstance(log, str):
         raise InvalidError(
             "--command-config is for the Kafka client; give --log kafka://HOST:PORT, or leave it out"

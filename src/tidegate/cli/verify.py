@@ -18,6 +18,7 @@ from tidegate.cli.options import (
     AnyFunction,
     Command,
     Group,
+    client_settings,
     command_options,
     format_option,
     log_option,
@@ -25,12 +26,12 @@ from tidegate.cli.options import (
     verbosity_options,
 )
 from tidegate.cli.output import Progress, echo, print_object, print_rows, say, to_json, visible
-from tidegate.durations import format_size
+from tidegate.durations import counted, format_size
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
     from tidegate.files import Files
-    from tidegate.integrity.audit import FullReport, Runner
+    from tidegate.integrity.audit import Runner
     from tidegate.integrity.compare import Kind
     from tidegate.integrity.report import AuditReport
     from tidegate.log.verify.findings import Findings
@@ -167,28 +168,40 @@ def verify(
     """
     from tidegate.clock import SystemClock
     from tidegate.files import Files
-    from tidegate.integrity.audit import FullReport
+    from tidegate.integrity.audit import FullReport, audit, audit_broker
     from tidegate.log.verify.findings import parse_fail_on
+    from tidegate.log.verify.verify import size_of
 
     chosen = parse_fail_on(fail_on) if fail_on else None
     files, now_ms = Files(), SystemClock().now_ms()
     if html is not None:
         _require_room(html, files)  # said now, not after hours of reading
-    target = where or log_url
-    if where is None and not log_url.startswith("kafka://") and not Path(log_url).is_dir():
+    target, is_cluster = where or log_url, log_url.startswith("kafka://")
+    if is_cluster and where is None:
+        raise InvalidError(f"verify of a cluster needs a topic: `tidegate verify TOPIC --log {log_url}`")
+    if is_cluster and shallow:
+        raise InvalidError("--shallow checks files, which a broker does not show; leave it out")
+    if where is None and not is_cluster and not Path(log_url).is_dir():
         raise InvalidError(
             f"there is no log at {log_url}: give --log URL or set TIDEGATE_LOG, or name a folder"
         )
     full, interrupted = FullReport(), False
     with parallel_runner(spark, master, jobs) as runner:
+        common: dict[str, Any] = {"now_ms": now_ms, "runner": runner, "report": full}
         try:
-            if log_url.startswith("kafka://"):
-                from tidegate.cli.options import client_settings
-
+            if is_cluster:
                 client = client_settings(command_config, command_properties)
-                _audit_cluster(log_url, where, client, shallow, now_ms, runner, full)
+                with Progress("verifying", total=0) as progress:
+                    common["progress"] = lambda _, records, faults: progress.advance(records, faults=faults)
+                    audit_broker(log_url, target, client=client, **common)
             else:
-                _audit_files(target, Path(log_url), files, not shallow, now_ms, runner, full)
+                log = Path(log_url)
+                size = size_of(target, log=log, files=files)
+                with Progress("verifying", total=size, unit="bytes") as progress:
+                    common["progress"] = lambda done, records, faults: progress.advance(
+                        done, records=records, faults=faults
+                    )
+                    audit(target, log=log, files=files, deep=not shallow, **common)
         except KeyboardInterrupt:  # what was found so far is still worth a report
             interrupted = True
     report, integrity = full.native, full.metadata
@@ -214,76 +227,16 @@ def _require_room(html: Path, files: Files) -> None:
         raise InvalidError(f"--html {html}: the folder {html.parent} does not exist; create it first")
 
 
-def _audit_files(
-    target: str,
-    log: Path,
-    files: Files,
-    deep: bool,
-    now_ms: int,
-    runner: Runner | None,
-    report: FullReport,
-) -> None:
-    from tidegate.integrity.audit import audit
-    from tidegate.log.verify.verify import size_of
-
-    with Progress("verifying", total=size_of(target, log=log, files=files), unit="bytes") as progress:
-
-        def advance(done: int, records: int, faults: int) -> None:
-            progress.advance(done, records=records, faults=faults)
-
-        audit(
-            target,
-            log=log,
-            files=files,
-            deep=deep,
-            now_ms=now_ms,
-            runner=runner,
-            progress=advance,
-            report=report,
-        )
-
-
-def _audit_cluster(
-    url: str,
-    topic: str | None,
-    client: dict[str, str],
-    shallow: bool,
-    now_ms: int,
-    runner: Runner | None,
-    report: FullReport,
-) -> None:
-    from tidegate.integrity.audit import audit_broker
-
-    if topic is None:
-        raise InvalidError(f"verify of a cluster needs a topic: `tidegate verify TOPIC --log {url}`")
-    if shallow:
-        raise InvalidError("--shallow checks files, which a broker does not show; leave it out")
-    with Progress("verifying", total=0) as progress:
-        audit_broker(
-            url,
-            topic,
-            client=client,
-            now_ms=now_ms,
-            runner=runner,
-            progress=lambda _, records, faults: progress.advance(records, faults=faults),
-            report=report,
-        )
-
-
-def _summary(report: Report, integrity: AuditReport | None) -> dict[str, object]:
-    return report.as_dict() | {"integrity": None if integrity is None else integrity.as_dict()}
-
-
 def _print(
     report: Report, integrity: AuditReport | None, findings: Findings, format: str, limit: int
 ) -> None:
+    summary = report.as_dict() | {"integrity": None if integrity is None else integrity.as_dict()}
     if format == "json":
-        import sys
-
-        sys.stdout.write(to_json(_summary(report, integrity)) + "\n")
+        sys.stdout.write(to_json(summary) + "\n")
         return
     rows = [
-        finding.as_dict() | {"file": _short(finding.path), "path": str(finding.path)}
+        finding.as_dict()
+        | {"file": f"{finding.path.parent.name}/{finding.path.name}", "path": str(finding.path)}
         for finding in findings.kept[:limit]
     ]
     if format == "table":
@@ -295,7 +248,13 @@ def _print(
         if rows:
             echo()
             for row in rows:
-                _print_finding(row)
+                named = [
+                    f" {name} {row[name]}"
+                    for name in ("position", "offset", "producer")
+                    if row[name] is not None
+                ]
+                echo(f"{row['severity']}: {row['kind']}: {row['file']}{''.join(named)}")
+                echo(f"    {row['message']}\n    → {row['remedy']}")
             if findings.total > len(rows):
                 echo(f"… and {findings.total - len(rows)} more findings")
         echo(f"\n{report.evidence}")
@@ -304,19 +263,9 @@ def _print(
         return
     if format == "jsonl":
         rows = [row | {"type": "finding"} for row in rows]
-        summary = {key: value for key, value in _summary(report, integrity).items() if key != "findings"}
+        del summary["findings"]
         rows.append({"type": "summary", **summary})
     print_rows(rows, format=format, columns=_FINDING_COLUMNS)
-
-
-def _print_finding(row: dict[str, object]) -> None:
-    place = str(row["file"])
-    for name in ("position", "offset", "producer"):
-        if row[name] is not None:
-            place += f" {name} {row[name]}"
-    echo(f"{row['severity']}: {row['kind']}: {place}")
-    echo(f"    {row['message']}")
-    echo(f"    → {row['remedy']}")
 
 
 def _partition_rows(report: Report) -> list[dict[str, object]]:
@@ -343,6 +292,10 @@ def _producer_rows(integrity: AuditReport, limit: int) -> list[dict[str, object]
     """One row per partition and producer, those with faults first where not all are shown."""
     from tidegate.integrity.verdicts import FATAL, Verdict
 
+    shown = {
+        "unregistered" if each is Verdict.UNREGISTERED_PRODUCER else each.name.lower(): each
+        for each in Verdict
+    }
     found = [
         (f"{partition.topic}-{partition.partition}", name, tally)
         for partition in integrity.partitions
@@ -356,13 +309,7 @@ def _producer_rows(integrity: AuditReport, limit: int) -> list[dict[str, object]
             "partition": place,
             "producer": name,
             "records": tally.records,
-            "ok": tally.verdicts[Verdict.OK],
-            "duplicate": tally.verdicts[Verdict.DUPLICATE],
-            "missing": tally.verdicts[Verdict.MISSING],
-            "corrupt": tally.verdicts[Verdict.CORRUPT],
-            "unregistered": tally.verdicts[Verdict.UNREGISTERED_PRODUCER],
-            "after_end": tally.verdicts[Verdict.AFTER_END],
-            "unsupported": tally.verdicts[Verdict.UNSUPPORTED],
+            **{name: tally.verdicts[verdict] for name, verdict in shown.items()},
             "first_fault": min(
                 (tally.first[kind][0] for kind in FATAL if tally.first.get(kind)), default=None
             ),
@@ -378,12 +325,8 @@ def _print_expected(integrity: AuditReport) -> None:
             echo(f"{place}: {gaps.count} expected gaps, the first at {gaps.first[0]}: {gaps.reason}")
 
 
-def _short(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
-
-
 def _verdict(report: Report, integrity: AuditReport | None, findings: Findings, failing: int) -> str:
-    where = f"{len(report.partitions)} partition{'s' * (len(report.partitions) != 1)}"
+    where = counted(len(report.partitions), "partition")
     if findings.total == 0:
         doubts = [] if integrity is None else integrity.doubts
         if doubts:
@@ -439,7 +382,6 @@ def compare_topics(
     tidegate audit compare orders /mnt/mirror/orders
     tidegate audit compare kafka://old:9092/orders kafka://new:9092/orders --spark
     """
-    from tidegate.cli.options import client_settings
     from tidegate.integrity.compare import compare
     from tidegate.integrity.digests import Parts, TopicAt
 
@@ -477,9 +419,8 @@ def compare_topics(
     if found.is_equal:
         say(f"equal: {sum(each.records[0] for each in found.partitions):,} records on both sides")
         return 0
-    untold, changed = (
-        sum(getattr(each, name) for each in found.partitions) for name in ("untold", "changed")
-    )
+    untold = sum(each.untold for each in found.partitions)
+    changed = sum(each.changed for each in found.partitions)
     say(f"different: {_difference_text(found.counts, untold, changed)}")
     return 1
 
@@ -575,7 +516,6 @@ def export(
     command_properties: dict[str, str],
 ) -> None:
     """Read what an app's round, a table's version or a topic holds, and write its certificate."""
-    from tidegate.cli.options import client_settings
     from tidegate.clock import SystemClock
     from tidegate.files import Files
     from tidegate.integrity.certificates import certify_topic
@@ -636,7 +576,6 @@ def check(
     format: str,
 ) -> int:
     """Read the log again: proven, changed (exit code 1), or aged out (3 when nothing is left to check)."""
-    from tidegate.cli.options import client_settings
     from tidegate.files import Files
     from tidegate.integrity.certificates import check_certificate, parse_certificate
 
@@ -647,20 +586,14 @@ def check(
     with parallel_runner(spark, master, jobs) as runner:
         found = check_certificate(document, log_url, client=client, runner=runner)
     if format == "json":
-        print_object(
-            {"digest": document["digest"], "topics": [each.as_dict() for each in found]}, format="json"
-        )
+        topics = [each.as_dict() for each in found]
+        print_object({"digest": document["digest"], "topics": topics}, format="json")
     for each in found:
-        say(
-            f"{each.topic}: {each.verdict}; of {each.records:,} records {each.proven:,} are proven, "
-            f"{each.aged_out:,} aged out"
-        )
-        if format == "table":
-            for changed in each.changed:
-                echo(
-                    f"changed: {each.topic}-{changed.partition} offsets {changed.first} to {changed.next - 1}: "
-                    f"{changed.reason}"
-                )
+        told = f"of {each.records:,} records {each.proven:,} are proven, {each.aged_out:,} aged out"
+        say(f"{each.topic}: {each.verdict}; {told}")
+        for changed in each.changed if format == "table" else ():
+            place = f"{each.topic}-{changed.partition} {_range(changed.first, changed.next)}"
+            echo(f"changed: {place}: {changed.reason}")
     verdicts = {each.verdict for each in found}
     if "changed" in verdicts or (complete and verdicts - {"proven"}):
         return 1

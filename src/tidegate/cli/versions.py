@@ -11,6 +11,8 @@ import click
 
 from tidegate.cli.options import (
     Command,
+    LogAddress,
+    client_settings,
     command_options,
     confirm,
     dry_run_option,
@@ -25,7 +27,6 @@ from tidegate.cli.options import (
 from tidegate.cli.output import (
     LiveLine,
     bar,
-    counted,
     is_verbose,
     print_object,
     print_rows,
@@ -33,7 +34,7 @@ from tidegate.cli.output import (
     say,
     warn,
 )
-from tidegate.durations import format_duration
+from tidegate.durations import counted, format_duration
 from tidegate.errors import InvalidError
 
 # -- tidegate push ---------------------------------------------------------------------------------
@@ -81,25 +82,19 @@ from tidegate.errors import InvalidError
 @verbosity_options
 def push(
     source: str | None,
-    table: str,
     keys: tuple[str, ...],
     values: tuple[str, ...],
-    timestamp: str | None,
-    order_by: tuple[str, ...],
     source_format: str | None,
     settings: dict[str, str],
     sql: str | None,
-    partitions: int | None,
     no_swap: bool,
-    retain: int | None,
-    without_key: str,
-    compression: str | None,
     master: str | None,
     format: str,
     log_url: str,
     state: str,
     command_config: str | None,
     command_properties: dict[str, str],
+    **options: Any,
 ) -> int:
     """Push all rows of SOURCE as the next version of a table, and show it once every partition is proven complete.
 
@@ -112,7 +107,6 @@ def push(
     the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
     A row of CSV or JSON that cannot be read whole is refused; -X mode=PERMISSIVE takes what Spark makes of it.
     """
-    from tidegate.cli.options import client_settings
     from tidegate.spark import push as driver
     from tidegate.spark import session
     from tidegate.spark.push import source_frame
@@ -122,25 +116,26 @@ def push(
     spark = session("tidegate push") if master is None else session("tidegate push", master=master)
     spark.sparkContext.setLogLevel("ERROR" if is_verbose() else "FATAL")  # what fails is told in one line
     frame = source_frame(spark, source, format=source_format, options=settings, sql=sql)
-    with PushLine() as line:
+    with LiveLine() as line:
+        step = ""
+
+        def show(progress: Any) -> None:
+            nonlocal step
+            is_new, step = progress.step != step, progress.step
+            line.tell(lambda: push_line(progress), progress.to_dict, at_once=is_new)
+
         try:
             report = driver.push(
                 frame,
-                table=table,
                 key=keys,
                 value=values or None,
-                timestamp=timestamp,
-                order_by=order_by,
                 log=log_url if "://" in log_url else str(Path(log_url).expanduser().absolute()),
                 state=state if "://" in state else str(Path(state).expanduser().absolute()),
-                partitions=partitions,
                 swap=not no_swap,
-                retain=retain,
-                without_key=without_key,
-                compression=compression,
                 client=client,
                 source=sql if sql is not None else str(source),
-                progress=line.show,
+                progress=show,
+                **options,
             )
         except PushFailedError as failed:
             line.clear()
@@ -152,17 +147,6 @@ def push(
     else:
         say(str(report))
     return 0
-
-
-class PushLine(LiveLine):
-    """Shows how a push goes; give `show` to it."""
-
-    _step = ""
-
-    def show(self, progress: Any) -> None:
-        """One look; every new step is told at once."""
-        is_new, self._step = progress.step != self._step, progress.step
-        self.tell(lambda: push_line(progress), progress.to_dict, at_once=is_new)
 
 
 def push_line(progress: Any) -> str:
@@ -203,14 +187,13 @@ def versions(name: str, swaps: bool, state: str, format: str) -> None:
         print_rows(rows, format=format, columns=("at", "before", "after", "by"))
         return
     rows = []
+    shown = {known.previous: "previous", known.current: "current"}
     for each in known.versions:
-        shown = "current" if each.number == known.current else ""
-        shown = shown or ("previous" if each.number == known.previous else "")
         rows.append(
             {
                 "version": each.number,
                 "state": each.state.value,
-                "shown": shown or None,
+                "shown": shown.get(each.number),
                 "rows": each.rows,
                 "bytes": each.nbytes,
                 "topic": each.topic,
@@ -329,7 +312,6 @@ def delete(name: str, number: int, log_url: str, state: str, dry_run: bool, yes:
 
 
 def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, yes: bool) -> None:
-    from tidegate.cli.options import opened
     from tidegate.durations import format_size
     from tidegate.tables.versions.push import delete_version, files_of
 
@@ -347,7 +329,7 @@ def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, ye
         say(f"would delete {told}, with their topics")
         return
     confirm(f"delete {told}, with their topics?", yes)
-    with opened(log_url, None, {}) as log:
+    with LogAddress(log_url).open() as log:
         for number in numbers:
             topic = known.get(number).topic
             if topic not in log.topics():

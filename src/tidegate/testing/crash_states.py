@@ -1,33 +1,19 @@
 """What a power cut may leave on disk: a recording of file operations, and the folder trees that are possible after it.
 
-`Recorder(root)` is a watcher for `Files(watch=…)`. It starts from the tree as it is (taken to be on the disk) and
-notes each change as an `Operation` on *nodes*: a node is a file or a folder, whatever its name is at the moment.
-Operations that change no bytes and no names (mtime) are not kept. Lock files are opened outside the watched effects
-and never appear. `mark(label)` puts a note between the operations ("offset 12 was acknowledged"); a crash state
-carries the marks that had been set before it, which is what a test checks the reopened log against. Every byte of the
-tree is held in memory, so record a small one, with a small `segment.index.bytes`.
+`Recorder(root)` is a watcher for `Files(watch=…)`. It notes each change of bytes and names as an `Operation` on *nodes*
+(files and folders, whatever they are called at the moment), and keeps every byte in memory. `mark(label)` puts a note
+between the operations ("offset 12 was acknowledged"); a crash state carries the marks set before it. Lock files are
+opened outside the watched effects and never appear.
 
-`crash_states(recording)` enumerates: after the first k operations the power is cut. Operations that a later sync
-covers are there; the others are *pending*, and each model says which of them may survive.
+`crash_states(recording)` cuts the power after the first k operations. What a later sync covers is there; of the rest
 
-- `model="ordered"`, a journalling file system with ordered data. Names: the first so many of the pending changes
-  survive, and any sync commits all before it. Bytes of a file: the first so many of its writes since its last sync,
-  the next one torn.
-- `model="weak"`, no more than POSIX promises. Names: any subset of a folder's changes since its last `sync_folder`.
-  Bytes of a file: any of its writes since its last sync lost, torn, or zeros in their place.
+- `model="ordered"` (a journalling file system) keeps the first so many changes of names, and of each file's writes
+  since its last sync the first so many, the next one torn; any sync commits all changes of names before it.
+- `model="weak"` (what POSIX promises) keeps any subset of a folder's changes since its last `sync_folder`, and of a
+  file's writes any: lost, torn, or zeros in their place.
 
-Torn means cut at a byte near either end or at a multiple of 512. A file whose length grew but whose bytes did not
-arrive reads as zeros. A name may come back to an old file, a file may lose its name altogether.
-
-Bounded on purpose (most bugs need few lost operations): where the full product of choices at one crash point exceeds
-`limit`, each choice is varied alone, around "everything survived" and "nothing pending survived". States that are
-equal and carry equal marks are given once. Deterministic.
-
-    recorder = Recorder(folder)
-    log = Log(folder, files=Files(watch=recorder)); log.append(…); recorder.mark("acknowledged 1"); …
-    for state in crash_states(recorder.recording, model="weak"):
-        state.write_to(fresh_folder)
-        …open it, check that everything in state.marks is there…
+Torn means cut near either end or at a multiple of 512. Where the product of choices exceeds `limit`, each is varied
+alone, around "everything survived" and "nothing pending survived". Equal states with equal marks are given once.
 
 Thread rule: operations of several threads are put into one order under a lock.
 """

@@ -1,28 +1,16 @@
 """Watchers for `Files(watch=…)` that make the file system fail on purpose.
 
-Each watcher is called before every effect. *Numbered* effects are the mutating ones (`Effect.mutates`:
-create, write, truncate, sync, sync_folder, rename, link, unlink, mkdir, rmdir, mtime), counted from 1, so
-that a test can walk `n = 1, 2, …` over a script until it passes untouched:
+Each is called before every effect. *Numbered* effects are the mutating ones (`Effect.mutates`), counted from 1, so that
+a test can walk `n = 1, 2, …` over a script until it passes untouched:
 
-    effects = count_effects(script)                    # how many there are
-    for n in range(1, effects + 1):
+    for n in range(1, count_effects(script) + 1):
         with dying_process(CrashAt(n)) as files:       # the process dies just before effect n
             script(files)
         reopen_and_check()
 
-| watcher | what happens |
-|---|---|
-| `EffectCounter` | nothing; counts and names the numbered effects |
-| `FailAt(n)` | effect n raises the operating-system error, once or from then on |
-| `FailSync(n)` | the n-th sync of a file or folder fails |
-| `CrashAt(n)` | the process dies before effect n, or inside it, after some bytes of a write |
-| `ShortDisk(bytes)` | the disk is full after so many new bytes; a write that does not fit is cut short |
-| `Chain(a, b, …)` | several watchers, asked in turn |
-| `Recorder(root)` | writes down what happened, for `crash_states` (power loss; see `crash_states.py`) |
-
 An injected error is an `OSError`, as from the operating system. A death is `SimulatedCrash`, which is not an
-`Exception`: no `except Exception` may survive it, and every effect after it raises it again. `dying_process`
-does what the kernel does then: it gives the dead one's locks back.
+`Exception`: no `except Exception` may survive it, and every effect after it raises it again. `Recorder` and
+`crash_states`, for power loss, are those of `crash_states`.
 
 Thread rule: watchers may be called from several threads; the numbering is one sequence over all of them.
 """

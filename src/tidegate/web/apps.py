@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tidegate.durations import counted
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.web.failures import NotThereError
 from tidegate.web.integrity import audit_faults, audits
@@ -27,7 +28,7 @@ from tidegate.web.schemas import (
     TenantLine,
     Way,
     cli,
-    copied,
+    shared,
     state_python,
 )
 from tidegate.web.site import Site
@@ -58,11 +59,8 @@ def app_list(site: Site) -> AppList:
         "for name in list_apps(backend):",
         "    print(app_status(backend, name))",
     )
-    return AppList(
-        str(site.state_path),
-        lines,
-        Copy(cli("tidegate app status", log=site.log_path, state=site.state_path), python),
-    )
+    command = cli("tidegate app status", log=site.log_path, state=site.state_path)
+    return AppList(str(site.state_path), lines, Copy(command, python))
 
 
 def app_names(site: Site) -> list[str]:
@@ -92,7 +90,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     held = held_of({flow.name for flow in flows}, commit)
     for loss in status.losses:
         lost[loss.flow] = lost.get(loss.flow, 0) + loss.end - loss.first
-    limits = _limits(commit)
+    limits = commit.limits or default_limits()
     faults, all_fail = _faults(status), _all_fail(status)
     python = state_python(
         site.state_path,
@@ -134,11 +132,9 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         faults=sum(faults.values()),
         faults_of=faults,
         all_fail=all_fail,
-        by_hand=copied(
-            [
-                cli("tidegate app status", app, log=site.log_path, state=site.state_path),
-                cli("tidegate app checkpoints", app, state=site.state_path),
-            ],
+        by_hand=Copy(
+            f"{cli('tidegate app status', app, log=site.log_path, state=site.state_path)}\n"
+            f"{cli('tidegate app checkpoints', app, state=site.state_path)}",
             python,
         ),
         next=f"{status.round}-{lag}",
@@ -177,25 +173,12 @@ def _line(site: Site, app: str) -> AppLine:
         return AppLine(
             app, state, str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, health, limits.backlog_bytes, limits.memory_bytes, [],
         )  # fmt: skip
-    return AppLine(
-        name=app,
-        state=document.state,
-        sentence=document.sentence,
-        round=document.round,
-        records=document.records,
-        lag_records=document.lag_records,
-        log_records=sum(each.end_offset or 0 for each in document.sources),
-        backlog_bytes=document.backlog_bytes,
-        memory_bytes=document.memory_bytes,
-        faults=document.faults,
-        late=sum(each.value for each in document.counters if each.metric == "tidegate_late_total"),
-        stopped=len(document.stopped),
-        committed_ms=document.committed_ms,
-        health=document.health,
-        backlog_limit_bytes=document.backlog_limit_bytes,
-        memory_limit_bytes=document.memory_limit_bytes,
-        all_fail=document.all_fail,
-    )
+    counts = {
+        "log_records": sum(each.end_offset or 0 for each in document.sources),
+        "late": sum(each.value for each in document.counters if each.metric == "tidegate_late_total"),
+        "stopped": document.stopped_total,
+    }
+    return AppLine(**shared(document, AppLine) | counts)
 
 
 def default_limits() -> Limits:
@@ -205,10 +188,6 @@ def default_limits() -> Limits:
 
     config = StorageConfig()
     return Limits(config.backlog_limit_bytes, config.worker_total_bytes)
-
-
-def _limits(commit: CommitRecord) -> Limits:
-    return commit.limits or default_limits()
 
 
 def _faults(status: AppStatus) -> dict[str, int]:
@@ -294,7 +273,7 @@ def faults(site: Site, app: str, question: FaultsQuestion) -> FaultsDocument:
         faults=list(found.values())[:SHOWN_FAULTS],
         checking=sorted(set(checking)),
         is_acknowledged=not (status.stopped or new_faults(status.totals) or _all_fail(status)),
-        by_hand=copied(lines, python),
+        by_hand=Copy("\n".join(lines), python),
     )
 
 
@@ -365,8 +344,7 @@ def _standing(
     if stopped:
         if stopped == partitions:
             return "stopped", "is stopped by a fault in every partition that it reads"
-        what = "1 partition" if stopped == 1 else f"{stopped} partitions"
-        return "stopped", f"has {what} stopped by a fault; the others go on"
+        return "stopped", f"has {counted(stopped, 'partition')} stopped by a fault; the others go on"
     left = "has read everything there is" if not lag else f"has {lag:,} records left to read"
     if owner:
         if lag and now_ms - committed_ms > STALE_MS:
@@ -386,21 +364,9 @@ def _rounds(commits: list[CommitInfo]) -> list[RoundLine]:
         if before is not None:
             records = max(0, commit.records - before.records)
             seconds = (commit.committed_ms - before.committed_ms) / 1000
-        lines.append(
-            RoundLine(
-                round=commit.round,
-                committed_ms=commit.committed_ms,
-                records=records,
-                total=commit.records,
-                seconds=seconds,
-                records_per_second=None if not seconds or records is None else records / seconds,
-                stream_times=dict(commit.stream_times),
-                memory_bytes=commit.memory_bytes,
-                backlog_bytes=commit.backlog_bytes,
-                generation=commit.generation,
-                change=commit.change,
-            )
-        )
+        rate = None if not seconds or records is None else records / seconds
+        since = {"records": records, "total": commit.records, "seconds": seconds, "records_per_second": rate}
+        lines.append(RoundLine(**shared(commit, RoundLine) | since))
         before = commit
     return lines
 
@@ -409,17 +375,20 @@ def _counters(commit: CommitRecord) -> list[CounterLine]:
     from tidegate.pipeline.progress import is_duplicate, is_late
 
     def named(counter: str) -> str:
+        what = counter.partition(".")[2]
         if counter.startswith("verdict.") or counter == "records":
             return "tidegate_records_total"
         if is_late(counter):
             return "tidegate_late_total"
-        if counter.partition(".")[2] == "late_windows":
-            return "tidegate_late_windows_total"
-        if counter.partition(".")[2] == "partly_late_records":
-            return "tidegate_partly_late_total"
         if is_duplicate(counter):
             return "tidegate_duplicates_total"
-        return "tidegate_rows_sent_total" if counter == "rows_sent" else "tidegate_app_counts_total"
+        others = {
+            "late_windows": "tidegate_late_windows_total",
+            "partly_late_records": "tidegate_partly_late_total",
+        }
+        return others.get(
+            what, "tidegate_rows_sent_total" if counter == "rows_sent" else "tidegate_app_counts_total"
+        )
 
     return [
         CounterLine(flow, counter, value, named(counter))

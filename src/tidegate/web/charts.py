@@ -1,4 +1,4 @@
-"""Charts: series as values for uPlot (`charts.js`), and their positions in an SVG where no script runs.
+"""Charts: series as values for uPlot (`charts.js`), or for the macro `still` where no script runs.
 
 A chart is JSON in an attribute of its element, because the page's policy allows no inline script. A live chart also
 says where in an event's document its points are, so that events update it without reloading the page.
@@ -9,11 +9,10 @@ Pure functions; no pixels, no colours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
-MOST_WIDE: Final = 80.0
 MOST_LINES: Final = 8
 Unit = Literal["number", "bytes", "moment", "rate"]
 
@@ -56,39 +55,34 @@ def app_charts(document: Mapping[str, Any]) -> dict[str, Chart]:
     """An app's rounds as they commit, by name: records, rate, lag, event time, memory."""
     rounds = document["rounds"]
     whole = [row for row in rounds if row["records"] is not None]
-    at, moment = [float(row["committed_ms"]) for row in rounds], ["committed_ms"]
+
+    def line(rows: Sequence[Mapping[str, Any]], label: str, *path: str) -> Line:
+        return Line(label, [_number(_at(row, path)) for row in rows], list(path))
+
+    def by_time(rows: Sequence[Mapping[str, Any]], lines: list[Line], unit: Unit) -> Chart:
+        at = [float(row["committed_ms"]) for row in rows]
+        return Chart(at, lines, unit=unit, points="rounds", at=["committed_ms"])
+
+    at_round = [float(row["round"]) for row in whole]
+    of_partitions = [line(rounds, name, "stream_times", name) for name in _partitions(rounds)]
+    held = [line(rounds, "in memory", "memory_bytes"), line(rounds, "kept", "backlog_bytes")]
+    records, rate = line(whole, "records", "records"), line(whole, "records a second", "records_per_second")
+    behind = line([document], "records behind", "lag_records")
     return {
-        "records": Chart(
-            [float(row["round"]) for row in whole],
-            [Line("records", [_number(row["records"]) for row in whole], ["records"])],
-            by="round", kind="bars", points="rounds", at=["round"],
-        ),
-        "rate": Chart(
-            [float(row["committed_ms"]) for row in whole],
-            [Line("records a second", [_number(row["records_per_second"]) for row in whole], ["records_per_second"])],
-            unit="rate", points="rounds", at=moment,
-        ),
-        "lag": Chart(
-            [float(document["now_ms"])], [Line("records behind", [float(document["lag_records"])], ["lag_records"])],
-            at=["now_ms"],
-        ),
-        "times": Chart(
-            at,
-            [
-                Line(name, [_number(row["stream_times"].get(name)) for row in rounds], ["stream_times", name])
-                for name in _partitions(rounds)
-            ],
-            unit="moment", points="rounds", at=moment,
-        ),
-        "memory": Chart(
-            at,
-            [
-                Line(label, [_number(row[name]) for row in rounds], [name])
-                for label, name in (("in memory", "memory_bytes"), ("kept", "backlog_bytes"))
-            ],
-            unit="bytes", points="rounds", at=moment,
-        ),
-    }  # fmt: skip
+        "records": Chart(at_round, [records], by="round", kind="bars", points="rounds", at=["round"]),
+        "rate": by_time(whole, [rate], "rate"),
+        "lag": Chart([float(document["now_ms"])], [behind], at=["now_ms"]),
+        "times": by_time(rounds, of_partitions, "moment"),
+        "memory": by_time(rounds, held, "bytes"),
+    }
+
+
+def _at(point: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """The value that a path leads to; None where there is none."""
+    found: Any = point
+    for name in path:
+        found = None if found is None else found.get(name)
+    return found
 
 
 def _partitions(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -101,75 +95,6 @@ def _partitions(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-class Bar(NamedTuple):
-    """One bar of a picture, in units of its view box."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-def bars(
-    values: Sequence[float | None], width: float = 1000, height: float = 200, gap: float = 0.2
-) -> list[Bar]:
-    """Bars from the bottom up, the largest as high as the box: what is seen where no script runs."""
-    top = max((value for value in values if value), default=0) or 1
-    step = width / max(1, len(values))
-    found = []
-    for place, value in enumerate(values):
-        tall = height * max(0.0, float(value or 0)) / top
-        if value and tall < 1.5:
-            tall = 1.5
-        wide = min(step * (1 - gap), MOST_WIDE)
-        left = place * step + (step - wide) / 2
-        found.append(Bar(round(left, 2), round(height - tall, 2), round(wide, 2), round(tall, 2)))
-    return found
-
-
-class Dot(NamedTuple):
-    """One point of a line, in units of the view box, and what it stands for."""
-
-    x: float
-    y: float
-    at: float
-    value: float
-
-
-class Trace(NamedTuple):
-    """One line of a picture: its points as a polyline takes them, and each as a dot."""
-
-    label: str
-    points: str
-    dots: list[Dot]
-
-
-def traces(chart: Chart, width: float = 1000, height: float = 200, edge: float = 6) -> list[Trace]:
-    """The lines of a chart in one box, where no script runs; moments from the first on, all else from 0."""
-    values = [value for line in chart.lines for value in line.values if value is not None]
-    if chart.unit != "moment":
-        values.append(0.0)
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    first, last = min(chart.x, default=0.0), max(chart.x, default=0.0)
-    wide, floor = width - 2 * edge, height - 2 * edge
-    found = []
-    for line in chart.lines:
-        dots = [
-            Dot(_along(at, first, last, wide), round(floor - _along(value, low, high, floor), 2), at, value)
-            for at, value in zip(chart.x, line.values, strict=True)
-            if value is not None
-        ]
-        half = edge / 2
-        points = " ".join(f"{dot.x + half:g},{dot.y + half:g}" for dot in dots)
-        found.append(Trace(line.label, points, dots))
-    return found
-
-
-def _along(value: float, low: float, high: float, length: float) -> float:
-    """How far a value lies along a length that stands for `low` to `high`."""
-    return round(length * ((value - low) / (high - low)), 2) if high > low else 0.0
 
 
 def part(value: float, whole: float) -> float:

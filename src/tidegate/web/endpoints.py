@@ -16,8 +16,7 @@ import msgspec
 
 from tidegate import __version__
 from tidegate.errors import InvalidError
-from tidegate.web import apps, integrity, overview, records, schemas, tables, topics
-from tidegate.web import metrics as metrics_module
+from tidegate.web import apps, integrity, metrics, overview, records, schemas, tables, topics
 from tidegate.web.failures import Failure, NotThereError
 from tidegate.web.site import Site
 
@@ -28,15 +27,6 @@ _LARGEST: Final = 2**63 - 1
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question without parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class RawAnswer:
-    """An answer that is no JSON document: bytes as they are."""
-
-    body: bytes
-    type: str
-    next: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +72,10 @@ def _path_param(name: str, written: str) -> Any:
     return int(written)
 
 
-class Warmed(msgspec.Struct, frozen=True):
-    """Somebody is there to answer."""
-
-    is_warm: bool
-
-
-def warm(site: Site) -> Warmed:
-    """Open the log, so that the first screen does not wait for it."""
-    return Warmed(bool(site.topics() or True))
-
-
-def exported(site: Site, topic: str, question: records.ExportQuestion) -> RawAnswer:
-    return RawAnswer(*records.export(site, topic, question))
-
-
-def metrics(site: Site) -> RawAnswer:
-    return RawAnswer(*metrics_module.exposition(site))
+def warm(site: Site) -> schemas.RawAnswer:
+    """Open the log, so that the first screen does not wait for it; there is nothing to say."""
+    site.topics()
+    return schemas.RawAnswer(b"", "text/plain")
 
 
 ADDRESSED: Final = (
@@ -126,7 +103,7 @@ ADDRESSED: Final = (
     ),
     Endpoint(
         "export", "/topics/{topic}/export", "Records as JSON lines or Parquet; header Tidegate-Next goes on", "records",
-        None, exported, records.ExportQuestion, is_long=True,
+        None, records.export, records.ExportQuestion, is_long=True,
         content={"application/jsonl": {}, "application/vnd.apache.parquet": {}},
     ),
     Endpoint(
@@ -191,8 +168,8 @@ STREAMS: Final = (
 )  # fmt: skip
 """Questions that are asked again and again, as a stream; not part of the OpenAPI document."""
 ENDPOINTS: Final[dict[str, Endpoint]] = {each.name: each for each in (*ADDRESSED, *STREAMS)} | {
-    "warm": Endpoint("warm", "", "", "", Warmed, warm),
-    "metrics": Endpoint("metrics", "", "", "", None, metrics),
+    "warm": Endpoint("warm", "", "", "", None, warm),
+    "metrics": Endpoint("metrics", "", "", "", None, metrics.exposition),
 }
 """By name; `warm` has no address, and that of `metrics` is not under /api."""
 

@@ -15,6 +15,7 @@ Pure functions.
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import msgspec
@@ -85,6 +86,11 @@ def failure_of(error: TidegateError) -> tuple[int, Failure]:
             what, _, advice = str(error).partition("; ")
             return status, Failure(word, _cut(what), _cut(advice or remedy))
     return 500, INTERNAL
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted in the log."""
+    return bool(os.environ.get("TIDEGATE_DEBUG"))
 
 
 def _cut(text: str) -> str:

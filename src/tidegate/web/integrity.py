@@ -10,16 +10,18 @@ Thread rule: `Audits` from any thread; one audit at a time.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tidegate.durations import counted
 from tidegate.errors import TidegateError
 from tidegate.web.schemas import (
     CellShown,
+    Copy,
     DamageShown,
     FaultShown,
     GapShown,
@@ -27,7 +29,6 @@ from tidegate.web.schemas import (
     IntegrityQuestion,
     ProducerShown,
     cli,
-    copied,
     log_python,
 )
 from tidegate.web.site import Site, is_given_up
@@ -169,6 +170,8 @@ def known_audits(site: Site) -> list[IntegrityDocument]:
 
 
 def _document(site: Site, found: _Audit) -> IntegrityDocument:
+    from tidegate.integrity.audit import NOT_SHOWN
+
     topic, parts = found.topic, found.parts
     producers, producers_total = _producers(parts)
     faults = _faults(found, parts)
@@ -182,14 +185,13 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
     ]
     count = sum(part["faults"] for part in parts) + len(damage)
     doubts = _doubts(parts)
-    verdicts: dict[str, int] = {}
+    verdicts = Counter[str]()
     for part in parts:
-        for name, number in part["verdicts"].items():
-            verdicts[name] = verdicts.get(name, 0) + number
+        verdicts.update(part["verdicts"])
     return IntegrityDocument(
         topic=topic,
         state=found.state,
-        sentence=_sentence(found, count, verdicts.get("duplicate", 0), total, managed, doubts),
+        sentence=_sentence(found, count, verdicts["duplicate"], total, managed, doubts),
         evidence=found.evidence,
         began_ms=found.began_ms,
         took_ms=found.took_ms or site.clock.monotonic_ms() - found.began,
@@ -197,7 +199,7 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
         total=total,
         records_with_metadata=managed,
         metadata_share=managed / judged if judged else None,
-        verdicts=verdicts,
+        verdicts=dict(verdicts),
         partitions=sorted(found.ends),
         producers=producers,
         producers_total=producers_total,
@@ -216,8 +218,8 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
             str(part["partition"]): part["compacted_below"] for part in parts if part["compacted_below"] >= 0
         },
         doubts=doubts,
-        notes=[*_notes(parts), *_not_shown(site)],
-        by_hand=copied([cli("tidegate verify", topic, log=site.log_path)], _python(site, topic)),
+        notes=[*_notes(parts), *([NOT_SHOWN] if site.cluster else [])],
+        by_hand=Copy(cli("tidegate verify", topic, log=site.log_path), _python(site, topic)),
     )
 
 
@@ -233,15 +235,6 @@ def _python(site: Site, topic: str) -> str:
     return f"from tidegate.integrity import audit_topic\n{shown}"
 
 
-def _not_shown(site: Site) -> list[str]:
-    """What an audit through a broker cannot know."""
-    if not site.cluster:
-        return []
-    from tidegate.integrity.audit import NOT_SHOWN
-
-    return [NOT_SHOWN]
-
-
 def _doubts(parts: list[dict[str, Any]]) -> list[str]:
     """Where loss would not show although metadata was checked, and what was not read."""
     unread = [f"Partition {part['partition']}: {part['unread']}." for part in parts if part["unread"]]
@@ -255,9 +248,7 @@ def _doubts(parts: list[dict[str, Any]]) -> list[str]:
 def _sentence(
     audit: _Audit, faults: int, duplicates: int, total: int, managed: int, doubts: list[str]
 ) -> str:
-    told = f"{faults:,} fault{'s' * (faults != 1)}" + (
-        f" and {duplicates:,} duplicate{'s' * (duplicates != 1)}" if duplicates else ""
-    )
+    told = counted(faults, "fault") + (f" and {counted(duplicates, 'duplicate')}" if duplicates else "")
     if audit.state == "running":
         return f"Checking: {audit.read:,} of {total:,} records so far, {told}."
     if audit.state == "failed":
@@ -267,11 +258,10 @@ def _sentence(
     if not faults and not duplicates:
         if audit.read and not managed:
             return f"All {audit.read:,} records were read, and none carries a number: loss would not show."
+        found = "nothing is missing, changed or repeated"
         if doubts:
-            return (
-                f"All {audit.read:,} records were checked: no fault was found, but some loss would not show."
-            )
-        return f"All {audit.read:,} records were checked: nothing is missing, changed or repeated."
+            found = "no fault was found, but some loss would not show"
+        return f"All {audit.read:,} records were checked: {found}."
     return f"All {audit.read:,} records were checked: {told}."
 
 
@@ -280,28 +270,18 @@ def _producers(parts: list[dict[str, Any]]) -> tuple[list[ProducerShown], int]:
     cells: dict[str, list[CellShown]] = {}
     for part in parts:
         for tally in part["producers"]:
-            firsts = [
-                offsets[0] for name, offsets in tally["first_offsets"].items() if name in FAULTS and offsets
-            ]
-            cells.setdefault(tally["producer"], []).append(
-                CellShown(
-                    part["partition"],
-                    tally["records"],
-                    tally["faults"],
-                    tally["verdicts"].get("duplicate", 0),
-                    min(firsts) if firsts else None,
-                )
-            )
+            first = tally["first_offsets"]
+            at = min((first[name][0] for name in FAULTS if first.get(name)), default=None)
+            duplicates = tally["verdicts"].get("duplicate", 0)
+            cell = CellShown(part["partition"], tally["records"], tally["faults"], duplicates, at)
+            cells.setdefault(tally["producer"], []).append(cell)
     found = [
         ProducerShown(
-            name,
-            sum(each.records for each in mine),
-            sum(each.faults for each in mine),
-            sum(each.duplicates for each in mine),
-            mine,
+            name, sum(each.records for each in mine), sum(each.faults for each in mine),
+            sum(each.duplicates for each in mine), mine,
         )
         for name, mine in cells.items()
-    ]
+    ]  # fmt: skip
     found.sort(key=lambda each: (-each.faults, -each.duplicates, -each.records, each.producer))
     return measured_first(found[:MOST_PRODUCERS]), len(found)
 
@@ -319,42 +299,27 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
     from tidegate.integrity.report import KIND_OF, REMEDY, remedy_of
     from tidegate.integrity.verdicts import Verdict
 
+    restore = "restore the partition's files from a replica or a backup"
     found = [
         FaultShown(
-            KIND_OF[Verdict.CORRUPT],
-            part["partition"],
-            damage["offset"],
-            "",
-            _damage_text(damage["offset"], damage["resumed_at"]),
-            "",
-            "restore the partition's files from a replica or a backup",
-            True,
+            KIND_OF[Verdict.CORRUPT], part["partition"], damage["offset"], "", _damage_text(**damage), "", restore, True
         )
         for part in parts
         for damage in part["skipped_damage"]
-    ]
+    ]  # fmt: skip
     found += [
         FaultShown(
-            KIND_OF[each.verdict],
-            each.partition,
-            each.offset,
-            each.producer or "",
-            _told(each),
-            str(each),
-            remedy_of(each),
-            True,
-            *_missing(each),
+            KIND_OF[each.verdict], each.partition, each.offset, each.producer or "", _told(each), str(each),
+            remedy_of(each), True, *_missing(each),
         )
         for each in audit.told
+    ]  # fmt: skip
+    again = "A record of a producer that stands here already, with the same number."
+    found += [
+        FaultShown("duplicate", part["partition"], offset, "", again, "", REMEDY[Verdict.DUPLICATE], False)
+        for part in parts
+        for offset in part["first_offsets"].get("duplicate", ())
     ]
-    for part in parts:
-        for offset in part["first_offsets"].get("duplicate", ()):
-            message = "A record of a producer that stands here already, with the same number."
-            found.append(
-                FaultShown(
-                    "duplicate", part["partition"], offset, "", message, "", REMEDY[Verdict.DUPLICATE], False
-                )
-            )
     return sorted(found[:MOST_FAULTS], key=lambda each: (not each.is_fault, each.partition, each.offset))
 
 
@@ -379,9 +344,12 @@ def _missing(finding: Any) -> tuple[int, int, int] | tuple[None, None, None]:
     from tidegate.integrity.verdicts import Verdict
 
     stamp, before = finding.stamp, finding.previous_sequence
-    if finding.verdict is not Verdict.MISSING or stamp is None or before is None:
-        return None, None, None
-    if stamp.sequence <= before + 1:
+    if (
+        finding.verdict is not Verdict.MISSING
+        or stamp is None
+        or before is None
+        or stamp.sequence <= before + 1
+    ):
         return None, None, None
     return stamp.sequence - before - 1, before + 1, stamp.sequence - 1
 
@@ -415,10 +383,7 @@ def _notes(parts: list[dict[str, Any]]) -> list[str]:
         if part["unread"]:
             notes.append(f"{place}: {part['unread']}")
         for each in part["skipped_damage"]:
-            went = (
-                "nothing behind it was read"
-                if each["resumed_at"] is None
-                else f"went on at {each['resumed_at']}"
-            )
+            resumed = each["resumed_at"]
+            went = "nothing behind it was read" if resumed is None else f"went on at {resumed}"
             notes.append(f"{place}: damaged at offset {each['offset']}; {went}")
     return notes

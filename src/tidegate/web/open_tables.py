@@ -6,18 +6,27 @@ Thread rule: an open table may be read from any thread; the site closes it when 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from tidegate.clock import Clock
 from tidegate.durations import format_duration
 from tidegate.errors import CommitGoneError, CorruptError, InvalidError, UnavailableError
 from tidegate.web.apps import app_names, require_app
 from tidegate.web.failures import NotThereError
-from tidegate.web.schemas import Copy, ExplainDocument, LateShown, PartShown, RowShown, shown_text, text_of
+from tidegate.web.schemas import (
+    CommitShown,
+    Copy,
+    ExplainDocument,
+    LateShown,
+    PartShown,
+    RowShown,
+    Text,
+    text_of,
+)
 from tidegate.web.site import Site, check_wanted
 
 if TYPE_CHECKING:
@@ -25,9 +34,7 @@ if TYPE_CHECKING:
 
     from tidegate.pipeline.table import ResultTable
     from tidegate.storage.backends.base import StorageBackend
-    from tidegate.tables.commits import Commit
-    from tidegate.tables.options import TableShape
-    from tidegate.tables.versions.catalog import TableVersion, VersionList
+    from tidegate.tables.versions.catalog import TableVersion
 
 
 # -- the interface ---------------------------------------------------------------------------------
@@ -36,46 +43,47 @@ Answer = TypeVar("Answer")
 LOOKED_AT_KEYS: Final = 10_000
 
 
-class CommitOf(NamedTuple):
-    """A commit that can be read."""
-
-    number: int
-    committed_ms: int
-    records: int | None
-
-
 class Opened(ABC):
     """A table as one commit has it."""
 
-    name: str
     app: str = ""
-    kind: str = ""
-    topic: str = ""
-    changelog: str = ""
-    window_ms: int = 0
     is_versioned: bool = False
     unread_columns: tuple[str, ...] = ()
     """Columns whose values only the app's program can tell (`reduce`)."""
     rules: str = ""
     """How the table is opened in Python, beyond its topic: serdes, and what windows were said to be."""
+    kind: str
+    topic: str
+    changelog: str
+    window_ms: int
     columns: list[str]
     number: int
     committed_ms: int
     positions: dict[int, int]
 
+    def __init__(self, name: str, backend: StorageBackend, table: Any, key_serde: Any) -> None:
+        self.name, self._backend, self._table, self._key_serde = name, backend, table, key_serde
+
     def typed(self, key: str) -> Any:
         """A key as typed, as the table takes it."""
-        return key
+        from tidegate.tables.serdes.base import key_of_text
 
-    @abstractmethod
-    def commits(self) -> list[CommitOf]: ...
+        return key_of_text(self._key_serde, key)
 
-    @abstractmethod
-    def fetch(self, key: str, first: int, last: int) -> list[RowShown]: ...
+    def commits(self) -> list[CommitShown]:
+        return kept_commits(self._backend, self.name)
 
-    @abstractmethod
+    def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
+        rows = self._table.fetch(self.typed(key), first, last).to_arrow().to_pylist()
+        return [self._row(row) for row in rows]
+
     def scan(self, first: int, last: int, skip: int, limit: int) -> tuple[list[RowShown], bool]:
         """So many rows after `skip`, and whether there are more."""
+        rows, more = page_of(self._table.scan(first, last), skip, limit)
+        return [self._row(row) for row in rows], more
+
+    @abstractmethod
+    def _row(self, row: dict[str, Any]) -> RowShown: ...
 
     @abstractmethod
     def some_keys(self, most: int) -> list[str]: ...
@@ -88,13 +96,44 @@ class Opened(ABC):
         self, log: Any, key: str, start: int | None, end: int | None, most: int
     ) -> ExplainDocument: ...
 
+    def _explained(
+        self,
+        key: str,
+        found: Any,
+        window: tuple[int | None, int | None],
+        value: dict[str, Any] | None,
+        sentence: str,
+        notes: Sequence[str],
+    ) -> ExplainDocument:
+        """The document of an explanation of either kind (`pipeline.lineage`, `tables.explain`)."""
+        parts = [
+            PartShown(
+                each.partition, each.offset, each.timestamp, each.outcome, each.reason or "", shown_text(each.value)
+            )
+            for each in found.contributions
+        ]  # fmt: skip
+        return ExplainDocument(
+            table=self.name,
+            topic=self.topic,
+            key=key,
+            window_start_ms=window[0],
+            window_end_ms=window[1],
+            value=value,
+            sentence=sentence,
+            parts=parts,
+            outcomes=dict(Counter(each.outcome for each in parts)),
+            looked_at=getattr(found, "looked_at", None),
+            notes=list(notes),
+            by_hand=Copy("", ""),
+        )
+
 
 def known_tables(site: Site) -> list[str]:
     """The names of all tables: apps' first."""
     from tidegate.errors import TidegateError
     from tidegate.pipeline.table_catalog import recorded_tables
     from tidegate.tables.commits import stored_tables
-    from tidegate.tables.versions.catalog import versioned_tables
+    from tidegate.tables.versions.catalog import Versions, versioned_tables
 
     backend = site.backend
     if backend is None:
@@ -106,29 +145,36 @@ def known_tables(site: Site) -> list[str]:
         except TidegateError:
             continue
     pushed = versioned_tables(backend)
-    parts = {each.shape(number).name for table in pushed for each, number in _partitions(backend, table)}
+    parts = {  # each partition of each version is kept as a table of its own, which nobody needs to see
+        version.shape(number).name
+        for table in pushed
+        for version in Versions(backend, table).list().versions
+        for number in range(version.partitions)
+    }
     return [*names, *pushed, *(each for each in stored_tables(backend) if each not in parts)]
 
 
-def _partitions(backend: StorageBackend, table: str) -> list[tuple[TableVersion, int]]:
-    """Each partition of each version is kept as a table of its own, which nobody needs to see."""
-    from tidegate.tables.versions.catalog import Versions
-
-    versions = Versions(backend, table).list().versions
-    return [(each, number) for each in versions for number in range(each.partitions)]
-
-
-def kept_commits(site: Site, name: str) -> list[CommitOf]:
-    """The commits of a table that can be read, without opening it."""
+def kept_commits(backend: StorageBackend, name: str) -> list[CommitShown]:
+    """The commits of a table that can be read (of a pushed one: versions), without opening it."""
+    from tidegate.pipeline.admin import app_commits
+    from tidegate.pipeline.table_catalog import recorded_tables
+    from tidegate.tables.commits import load_commits
     from tidegate.tables.versions.catalog import load_versions
 
-    backend = site.require_backend()
-    app, colon, _ = name.partition(":")
+    app, colon, short = name.partition(":")
     if colon:
-        return app_table_commits(backend, app, None)
+        flows = {each.flow for each in recorded_tables(backend, app) if each.name == short}
+        return [
+            CommitShown(each.round, each.committed_ms, each.records)
+            for each in app_commits(backend, app)
+            if flows & each.flows
+        ]
     if load_versions(backend, name) is not None:
-        return pushed_commits(backend, name)
-    return stored_commits(backend, name)
+        return [CommitShown(each.number, each.ended_ms, each.rows) for each in ready_versions(backend, name)]
+    found = load_commits(backend, name)
+    if found is None:
+        return []
+    return [CommitShown(each.number, each.committed_ms, each.rows) for each in found[0].commits]
 
 
 def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Answer]) -> Answer:
@@ -140,7 +186,7 @@ def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Ans
         try:
             return look(table)
         except (CorruptError, CommitGoneError):
-            commits = kept_commits(site, name)
+            commits = kept_commits(site.require_backend(), name)
             if as_of is not None or not commits or commits[-1].number == table.number:
                 raise
     with opened(site, name, anew=True) as table:
@@ -150,42 +196,50 @@ def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Ans
 @contextmanager
 def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = False) -> Iterator[Opened]:
     """The table, as its last commit or an earlier one has it; `anew` looks whether there is a newer one now."""
-    from tidegate.tables.topic_table import table_at
+    from tidegate.tables.topic_table import follow_stored, open_committed, table_at
     from tidegate.tables.versions.catalog import load_versions
+    from tidegate.tables.versions.reader import VersionedTable
 
-    backend = site.require_backend()
-    app, colon, short = name.partition(":")
-    if colon:
-        with site.table(name, None, lambda: open_app_table(site, app, short)) as table:
+    backend, clock = site.require_backend(), site.clock
+    if ":" in name:
+        with site.table(name, None, lambda: open_app_table(site, name)) as table:
             if as_of is None:
                 if anew:
                     table.refresh()
                 with table.pinned() as newest:
-                    yield AppTable(name, app, backend, newest)
+                    yield AppTable(name, backend, newest)
                 return
-            kept = [each.number for each in app_table_commits(backend, app, table.flow.name)]
+            kept = [each.number for each in kept_commits(backend, name)]
             if as_of not in kept:
                 raise NotThereError(f"commit {as_of} of {name} is not kept; there are {kept}")
             with site.table(name, as_of, lambda: table.as_of(as_of)) as past:
-                yield AppTable(name, app, backend, past)
+                yield AppTable(name, backend, past)
         return
     if load_versions(backend, name) is not None:
-        shown = shown_version(backend, name, as_of)
-        with site.table(name, shown, lambda: open_pushed_table(backend, name, shown, site.clock)) as pushed:
+        number = shown_version(backend, name, as_of)
+        with site.table(
+            name, number, lambda: VersionedTable(backend, name, number=number, clock=clock)
+        ) as pushed:
             yield PushedTable(name, backend, pushed)
         return
-    if as_of is None:
-        with site.table(name, None, lambda: follow_stored_table(backend, name, site.clock)) as newest:
-            try:
-                newest.refresh(wait=anew)
-            except UnavailableError:
-                newest_of(backend, name)  # it may be deleted by now
-                raise
-            with newest.pinned() as snapshot:
-                yield StoredTable(name, backend, table_at(snapshot))
-        return
-    with site.table(name, as_of, lambda: open_stored_table(backend, name, as_of, site.clock)) as stored:
-        yield StoredTable(name, backend, stored)
+
+    def open_stored() -> Any:
+        require_commit(backend, name)
+        if as_of is None:
+            return follow_stored(backend, name, clock=clock)
+        return open_committed(backend, name, clock=clock, number=as_of)
+
+    with site.table(name, as_of, open_stored) as stored:
+        if as_of is not None:
+            yield StoredTable(name, backend, stored)
+            return
+        try:
+            stored.refresh(wait=anew)
+        except UnavailableError:
+            require_commit(backend, name)  # it may be deleted by now
+            raise
+        with stored.pinned() as snapshot:
+            yield StoredTable(name, backend, table_at(snapshot))
 
 
 def shown_key(key: Any) -> Any:
@@ -193,6 +247,29 @@ def shown_key(key: Any) -> Any:
     from tidegate.tables.serdes.base import text_of_key
 
     return text_of_key(key) if isinstance(key, bytes) else key
+
+
+def shown_text(raw: Any) -> Text:
+    """A value of any kind as text to look at."""
+    if raw is None or isinstance(raw, bytes):
+        return text_of(raw)
+    value = plain(raw)
+    return text_of(value.encode("utf-8", "replace") if isinstance(value, str) else msgspec.json.encode(value))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: bytes as text, moments as ISO, numbers that JSON has not as text."""
+    if isinstance(value, bytes):
+        return text_of(value).text
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value)
 
 
 def some_of(keys: Any, most: int) -> list[str]:
@@ -229,9 +306,10 @@ LATEST: Final = 2**63 - 1
 _OWN: Final = ("key", "window_start", "window_end", "timestamp")
 
 
-def open_app_table(site: Site, app: str, short: str) -> ResultTable:
+def open_app_table(site: Site, name: str) -> ResultTable:
     from tidegate.pipeline.table_catalog import open_recorded, recorded_tables
 
+    app, _, short = name.partition(":")
     require_app(site, app)
     backend = site.require_backend()
     if short not in {each.name for each in recorded_tables(backend, app)}:
@@ -239,49 +317,24 @@ def open_app_table(site: Site, app: str, short: str) -> ResultTable:
     return open_recorded(backend, app, short, clock=site.clock)
 
 
-def app_table_commits(backend: StorageBackend, app: str, flow: str | None) -> list[CommitOf]:
-    """The commits of an app that have state of this flow (None: all), which are those of its tables."""
-    from tidegate.pipeline.admin import app_commits
-
-    return [
-        CommitOf(each.round, each.committed_ms, each.records)
-        for each in app_commits(backend, app)
-        if flow is None or flow in each.flows
-    ]
-
-
 class AppTable(Opened):
     """One commit of an app's table."""
 
-    def __init__(self, name: str, app: str, backend: StorageBackend, table: ResultTable) -> None:
+    def __init__(self, name: str, backend: StorageBackend, table: ResultTable) -> None:
         from tidegate.pipeline.table_catalog import unread_columns
 
         flow, commit = table.flow, table.commit
-        self.name, self.app, self._backend, self._table = name, app, backend, table
-        self.kind = "session" if hasattr(_kind(table), "gap_ms") else "window"
+        super().__init__(name, backend, table, flow.key_serde)
+        kind = None if flow.window is None else flow.window.kind
+        self.app = name.partition(":")[0]
+        self.kind = "session" if hasattr(kind, "gap_ms") else "window"
         self.topic = flow.source.topic
         self.changelog = flow.topics[0].topic if flow.topics else ""
-        self.window_ms = int(getattr(_kind(table), "size_ms", 0) or getattr(_kind(table), "difference_ms", 0))
+        self.window_ms = int(getattr(kind, "size_ms", 0) or getattr(kind, "difference_ms", 0))
         self.columns = [each for each in table.schema.names if each not in _OWN]
         self.number, self.committed_ms = commit.round, commit.committed_ms
         self.positions = table.position
         self.unread_columns = unread_columns(flow)
-
-    def typed(self, key: str) -> Any:
-        from tidegate.tables.serdes.base import key_of_text
-
-        return key_of_text(self._table.flow.key_serde, key)
-
-    def commits(self) -> list[CommitOf]:
-        return app_table_commits(self._backend, self.app, self._table.flow.name)
-
-    def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
-        wanted = self.typed(key)
-        return [_app_row(row) for row in self._table.fetch(wanted, first, last).to_arrow().to_pylist()]
-
-    def scan(self, first: int, last: int, skip: int, limit: int) -> tuple[list[RowShown], bool]:
-        rows, more = page_of(self._table.scan(first, last), skip, limit)
-        return [_app_row(row) for row in rows], more
 
     def some_keys(self, most: int) -> list[str]:
         """Keys of the newest windows."""
@@ -300,65 +353,20 @@ class AppTable(Opened):
             raise InvalidError(
                 f"table {self.name} has windows; say when the one begins that is asked about: start=…"
             )
-        wanted = self.typed(key)
-        found = explain_window(self._table, log, wanted, start, most_records=most, between=check_wanted)
-        value = None if found.value is None else {name: plain(each) for name, each in found.value.items()}
-        return ExplainDocument(
-            table=self.name,
-            topic=self.topic,
-            key=key,
-            window_start_ms=found.start,
-            window_end_ms=found.end,
-            value=value,
-            sentence=f"{found.counted} records make this value"
-            if found.value is not None
-            else "There is no such window in this table",
-            parts=[
-                PartShown(
-                    each.partition,
-                    each.offset,
-                    each.timestamp,
-                    each.outcome,
-                    each.reason,
-                    shown_text(each.value),
-                )
-                for each in found.contributions
-            ],
-            outcomes={},
-            looked_at=found.looked_at,
-            notes=list(found.notes),
-            by_hand=Copy("", ""),
+        found = explain_window(
+            self._table, log, self.typed(key), start, most_records=most, between=check_wanted
         )
+        sentence, value = "There is no such window in this table", None
+        if found.value is not None:
+            sentence = f"{found.counted} records make this value"
+            value = {name: plain(each) for name, each in found.value.items()}
+        return self._explained(key, found, (found.start, found.end), value, sentence, found.notes)
 
-
-def _kind(table: ResultTable) -> Any:
-    window = table.flow.window
-    return None if window is None else window.kind
-
-
-def _app_row(row: dict[str, Any]) -> RowShown:
-    return RowShown(
-        shown_key(row["key"]),
-        row["window_start"],
-        row["window_end"],
-        {name: plain(value) for name, value in row.items() if name not in _OWN},
-        row["timestamp"],
-    )
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as text, moments as ISO, numbers that JSON has not as text."""
-    if isinstance(value, bytes):
-        return text_of(value).text
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return str(value)
+    def _row(self, row: dict[str, Any]) -> RowShown:
+        value = {name: plain(each) for name, each in row.items() if name not in _OWN}
+        return RowShown(
+            shown_key(row["key"]), row["window_start"], row["window_end"], value, row["timestamp"]
+        )
 
 
 def _late(row: dict[str, Any]) -> LateShown:
@@ -378,8 +386,8 @@ def _late(row: dict[str, Any]) -> LateShown:
 # -- tables over topics ----------------------------------------------------------------------------
 
 
-def newest_of(backend: StorageBackend, name: str) -> tuple[TableShape, Commit]:
-    """What the table is, and its last commit."""
+def require_commit(backend: StorageBackend, name: str) -> None:
+    """Refuse a table that is not there, or has no commit yet."""
     from tidegate.tables.commits import load_commits
 
     try:
@@ -390,38 +398,13 @@ def newest_of(backend: StorageBackend, name: str) -> tuple[TableShape, Commit]:
         raise NotThereError(f"there is no table {name[:100]!r} here; look at what there is: /api/tables")
     if not found[0].commits:
         raise UnavailableError(f"table {name} has no commit yet; wait for the process that builds it")
-    return found[0].shape, found[0].commits[-1]
-
-
-def open_stored_table(backend: StorageBackend, name: str, number: int, clock: Clock) -> Any:
-    from tidegate.tables.topic_table import open_committed
-
-    newest_of(backend, name)
-    return open_committed(backend, name, clock=clock, number=number)
-
-
-def follow_stored_table(backend: StorageBackend, name: str, clock: Clock) -> Any:
-    from tidegate.tables.topic_table import follow_stored
-
-    newest_of(backend, name)
-    return follow_stored(backend, name, clock=clock)
-
-
-def stored_commits(backend: StorageBackend, name: str) -> list[CommitOf]:
-    """The commits of a table that is kept over a topic; it need not be open."""
-    from tidegate.tables.commits import load_commits
-
-    found = load_commits(backend, name)
-    if found is None:
-        return []
-    return [CommitOf(each.number, each.committed_ms, each.rows) for each in found[0].commits]
 
 
 class StoredTable(Opened):
     """One commit of a stored table."""
 
     def __init__(self, name: str, backend: StorageBackend, table: Any) -> None:
-        self.name, self._backend, self._table = name, backend, table
+        super().__init__(name, backend, table, table.rules.key)
         shape, commit = table.rules.shape, table.commit
         self.kind, self.topic, self.changelog = shape.kind, shape.topic, shape.topic
         self.window_ms = shape.size_ms
@@ -430,32 +413,11 @@ class StoredTable(Opened):
             self.rules += f"retention={format_duration(shape.retention_ms)!r}, "
         if shape.kind == "window":
             self.rules += f"key_format={shape.key_format!r}, "
-        self.number, self.committed_ms, self.positions = (
-            commit.number,
-            commit.committed_ms,
-            dict(commit.positions),
-        )
+        self.number, self.committed_ms = commit.number, commit.committed_ms
+        self.positions = dict(commit.positions)
         kind = table.rules.value.arrow_type
-        self.columns = [kind.field(place).name for place in range(getattr(kind, "num_fields", 0))] or [
-            "value"
-        ]
-
-    def commits(self) -> list[CommitOf]:
-        return stored_commits(self._backend, self.name)
-
-    def typed(self, key: str) -> Any:
-        from tidegate.tables.serdes.base import key_of_text
-
-        return key_of_text(self._table.rules.key, key)
-
-    def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
-        return [
-            _stored_row(row) for row in self._table.fetch(self.typed(key), first, last).to_arrow().to_pylist()
-        ]
-
-    def scan(self, first: int, last: int, skip: int, limit: int) -> tuple[list[RowShown], bool]:
-        rows, more = page_of(self._table.scan(first, last), skip, limit)
-        return [_stored_row(row) for row in rows], more
+        names = [kind.field(place).name for place in range(getattr(kind, "num_fields", 0))]
+        self.columns = names or ["value"]
 
     def some_keys(self, most: int) -> list[str]:
         batch = next(iter(self._table.batches(batch_rows=4096)), None)
@@ -480,40 +442,18 @@ class StoredTable(Opened):
         raw = self._table.rules.key.encode(self.typed(key))
         found = explain(self._table.source, log, raw or b"", ts or 0, seq or 0)
         lines = found.lines()
-        return ExplainDocument(
-            table=self.name,
-            topic=self.topic,
-            key=key,
-            window_start_ms=None if found.window is None else found.window.start,
-            window_end_ms=None if found.window is None else found.window.end,
-            value=None if found.value is None else _values(found.value),
-            sentence="There is no such row in this table" if found.value is None else lines[1].capitalize(),
-            parts=[
-                PartShown(
-                    each.partition,
-                    each.offset,
-                    each.timestamp,
-                    each.outcome,
-                    each.reason or "",
-                    shown_text(plain(each.value)),
-                )
-                for each in found.contributions
-            ],
-            outcomes={},
-            looked_at=None,
-            notes=[line for line in lines[1 if found.value is None else 2 :] if not line.startswith("  ")],
-            by_hand=Copy("", ""),
-        )
+        window = (None, None) if found.window is None else (found.window.start, found.window.end)
+        sentence, value, told = "There is no such row in this table", None, lines[2:]
+        if found.value is not None:
+            sentence, value, told = lines[1].capitalize(), _values(found.value), lines[1:]
+        notes = [line for line in told if not line.startswith("  ")]
+        return self._explained(key, found, window, value, sentence, notes)
 
-
-def _stored_row(row: dict[str, Any]) -> RowShown:
-    return RowShown(
-        shown_key(row["key"]),
-        row.get("window_start"),
-        row.get("window_end"),
-        _values(row["value"]),
-        row.get("timestamp"),
-    )
+    def _row(self, row: dict[str, Any]) -> RowShown:
+        return RowShown(
+            shown_key(row["key"]), row.get("window_start"), row.get("window_end"), _values(row["value"]),
+            row.get("timestamp"),
+        )  # fmt: skip
 
 
 def _values(value: Any) -> dict[str, Any]:
@@ -533,37 +473,29 @@ def _values(value: Any) -> dict[str, Any]:
 # -- pushed tables ---------------------------------------------------------------------------------
 
 
+def ready_versions(backend: StorageBackend, name: str) -> list[TableVersion]:
+    from tidegate.tables.versions.catalog import State, Versions
+
+    return [each for each in Versions(backend, name).list().versions if each.state is State.READY]
+
+
 def shown_version(backend: StorageBackend, name: str, number: int | None) -> int:
     """The version that readers see, or the one asked for if it can be read."""
-    known = _ready(backend, name)
-    wanted = _known(backend, name).current if number is None else number
-    if wanted not in {each.number for each in known}:
-        there = ", ".join(str(each.number) for each in known) or "none"
+    from tidegate.tables.versions.catalog import Versions
+
+    known = [each.number for each in ready_versions(backend, name)]
+    wanted = Versions(backend, name).list().current if number is None else number
+    if wanted not in known:
+        there = ", ".join(map(str, known)) or "none"
         asked = "no version is shown yet" if number is None else f"version {number} cannot be read"
         raise NotThereError(f"of table {name[:100]!r} {asked}; versions that can be read: {there}")
     return wanted
 
 
-def open_pushed_table(backend: StorageBackend, name: str, number: int, clock: Clock) -> Any:
-    from tidegate.tables.versions.reader import VersionedTable
-
-    return VersionedTable(backend, name, number=number, clock=clock)
-
-
-def pushed_commits(backend: StorageBackend, name: str) -> list[CommitOf]:
-    """The versions of a table that can be read; it need not be open."""
-    return [CommitOf(each.number, each.ended_ms, each.rows) for each in _ready(backend, name)]
-
-
 class PushedTable(StoredTable):
     """One version of a table."""
 
-    def __init__(self, name: str, backend: StorageBackend, table: Any) -> None:
-        super().__init__(name, backend, table)
-        self.is_versioned = True
-
-    def commits(self) -> list[CommitOf]:
-        return pushed_commits(self._backend, self.name)
+    is_versioned = True
 
     def late(self, most: int) -> tuple[list[Any], int]:
         """Nothing is late for a push."""
@@ -573,15 +505,3 @@ class PushedTable(StoredTable):
         raise InvalidError(
             f"a row of {self.name} is the one its push sent last for the key; see its records in topic {self.topic}"
         )
-
-
-def _known(backend: StorageBackend, name: str) -> VersionList:
-    from tidegate.tables.versions.catalog import Versions
-
-    return Versions(backend, name).list()
-
-
-def _ready(backend: StorageBackend, name: str) -> list[Any]:
-    from tidegate.tables.versions.catalog import State
-
-    return [each for each in _known(backend, name).versions if each.state is State.READY]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from tidegate.durations import counted
 from tidegate.web.apps import app_list, default_limits
 from tidegate.web.integrity import known_audits
 from tidegate.web.schemas import (
@@ -22,7 +23,6 @@ from tidegate.web.schemas import (
     Offset,
     Setting,
     cli,
-    copied,
     log_python,
     metric,
 )
@@ -67,6 +67,8 @@ def overview(site: Site) -> Overview:
     audited = [each for each in known_audits(site) if each.faults_total]
     health, sentence = _health(topics, apps, audited)
     limits = default_limits()
+    of_apps = ("lag_records", "log_records", "backlog_bytes", "memory_bytes", "faults", "late")
+    sums = {name: sum(getattr(app, name) for app in apps) for name in of_apps}
     python = log_python(site.log_path, "print(log.partition_counts())")
     return Overview(
         health=health,
@@ -77,21 +79,14 @@ def overview(site: Site) -> Overview:
         topics=topics,
         topics_total=len(topics),
         apps=apps,
-        lag_records=sum(app.lag_records for app in apps),
-        log_records=sum(app.log_records for app in apps),
-        backlog_bytes=sum(app.backlog_bytes for app in apps),
         backlog_limit_bytes=sum(app.backlog_limit_bytes for app in apps) or limits.backlog_bytes,
-        memory_bytes=sum(app.memory_bytes for app in apps),
         memory_limit_bytes=sum(app.memory_limit_bytes for app in apps) or limits.memory_bytes,
         bytes=None if site.cluster else sum(topic.bytes or 0 for topic in topics),
-        faults=sum(app.faults for app in apps),
-        late=sum(app.late for app in apps),
         steps=_steps(site, topics, apps),
-        by_hand=copied(
-            [
-                cli("tidegate topic list", log=site.log_path),
-                cli("tidegate app status", log=site.log_path, state=site.state_path),
-            ],
+        **sums,
+        by_hand=Copy(
+            f"{cli('tidegate topic list', log=site.log_path)}\n"
+            f"{cli('tidegate app status', log=site.log_path, state=site.state_path)}",
             python,
         ),
     )
@@ -114,30 +109,24 @@ def _health(
         return "watch", "There is no topic here yet."
     faulty = [app for app in apps if app.faults]
     if faulty:
-        told = f"{faulty[0].faults:,} fault{'s' * (faulty[0].faults != 1)}"
+        told = counted(faulty[0].faults, "fault")
         health = max((app.health for app in faulty), key=["good", "watch", "bad"].index)
         return health, f"App {faulty[0].name} met {told} in its input: see which records."
     if audited:
-        told = f"{audited[0].faults_total:,} fault{'s' * (audited[0].faults_total != 1)}"
+        told = counted(audited[0].faults_total, "fault")
         return "bad", f"Topic {audited[0].topic} has {told}: see which records."
     starting = [app for app in apps if app.state == "starting"]
     if starting:
         return "watch", f"App {starting[0].name} has not committed anything yet: wait for its first round."
     behind = [app for app in apps if app.lag_records and app.state == "idle"]
     if behind:
-        return (
-            "watch",
-            f"App {behind[0].name} is not running and has {behind[0].lag_records:,} records left to read.",
-        )
+        name, left = behind[0].name, f"{behind[0].lag_records:,} records"
+        return "watch", f"App {name} is not running and has {left} left to read."
     if not apps:
-        return "good", f"{len(topics)} topic{'s' * (len(topics) != 1)}; no app reads them yet."
-    lag = sum(app.lag_records for app in apps)
-    return (
-        "good",
-        "Everything was read, and no fault was found."
-        if not lag
-        else f"All is well; {lag:,} records are still to be read.",
-    )
+        return "good", f"{counted(len(topics), 'topic')}; no app reads them yet."
+    if lag := sum(app.lag_records for app in apps):
+        return "good", f"All is well; {lag:,} records are still to be read."
+    return "good", "Everything was read, and no fault was found."
 
 
 def _steps(site: Site, topics: list[TopicLine], apps: list[AppLine]) -> list[Step]:
@@ -147,39 +136,22 @@ def _steps(site: Site, topics: list[TopicLine], apps: list[AppLine]) -> list[Ste
         if app.stopped:
             steps.append(Step(f"{app.name}: see which partition stopped, and resume it", href))
         elif app.lag_records and app.state == "idle":
-            steps.append(
-                Step(
-                    f"{app.name}: start it again, {app.lag_records:,} records wait",
-                    href,
-                    "tidegate run MODULE:app",
-                )
-            )
+            wait = f"{app.name}: start it again, {app.lag_records:,} records wait"
+            steps.append(Step(wait, href, "tidegate run MODULE:app"))
         if app.all_fail:
             why = f"no record of {', '.join(app.all_fail)} could be used: change its definition"
             steps.append(Step(f"{app.name}: {why}", href))
         if app.faults:
-            steps.append(
-                Step(
-                    f"{app.name}: {app.faults:,} faults were found in its input; see which records",
-                    f"{href}/faults",
-                )
-            )
+            found = f"{app.name}: {app.faults:,} faults were found in its input; see which records"
+            steps.append(Step(found, f"{href}/faults"))
         if app.late:
-            steps.append(
-                Step(
-                    f"{app.name}: {app.late:,} records came too late or too early; see them in its table",
-                    "/tables",
-                )
-            )
+            late = f"{app.name}: {app.late:,} records came too late or too early; see them in its table"
+            steps.append(Step(late, "/tables"))
     for topic in [topic for topic in topics if topic.records][:3]:
         command = cli("tidegate verify", topic.name, log=site.log_path)
-        steps.append(
-            Step(f"{topic.name}: check that nothing is missing", f"/topics/{topic.name}/integrity", command)
-        )
+        why = f"{topic.name}: check that nothing is missing"
+        steps.append(Step(why, f"/topics/{topic.name}/integrity", command))
     if not topics:
-        steps.append(
-            Step(
-                "Make a topic and write to it", "/", cli("tidegate topic create", "orders", log=site.log_path)
-            )
-        )
+        command = cli("tidegate topic create", "orders", log=site.log_path)
+        steps.append(Step("Make a topic and write to it", "/", command))
     return steps[:8]

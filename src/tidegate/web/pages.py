@@ -30,7 +30,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from tidegate import __version__
-from tidegate.durations import format_duration, format_moment, format_size
+from tidegate.durations import counted, format_duration, format_moment, format_size
 from tidegate.web import charts
 from tidegate.web.failures import Failure
 
@@ -63,30 +63,23 @@ def clock(epoch_ms: int | None) -> str:
         return str(epoch_ms)
 
 
+_SMALLEST = ((86_400_000, 3_600_000), (3_600_000, 60_000), (10_000, 1000))
+"""From which duration on, in milliseconds, which smaller unit is the last that is said."""
+
+
 def duration(milliseconds: float | None) -> Figure:
     """With two units at most: 93784000 → 1d2h."""
     if milliseconds is None:
         return Figure("for ever", None)
     whole = int(milliseconds)
-    for unit, below in (
-        (86_400_000, 3_600_000),
-        (3_600_000, 60_000),
-        (60_000, 1000),
-        (10_000, 1000),
-        (1000, 1),
-    ):
-        if abs(whole) >= unit:
-            return Figure(
-                format_duration(whole - whole % below if whole >= 0 else whole), milliseconds / 1000
-            )
-    return Figure(format_duration(whole), milliseconds / 1000)
+    kept = next((below for least, below in _SMALLEST if whole >= least), 1)
+    return Figure(format_duration(whole - whole % kept), milliseconds / 1000)
 
 
 def age(milliseconds: int) -> Figure:
     """How long ago: nobody wants to know the milliseconds beside the seconds."""
-    return Figure(
-        duration(milliseconds if milliseconds < 1000 else milliseconds // 1000 * 1000), milliseconds / 1000
-    )
+    told = milliseconds if milliseconds < 1000 else milliseconds // 1000 * 1000
+    return Figure(duration(told), milliseconds / 1000)
 
 
 def seconds(value: float | None) -> Figure:
@@ -115,7 +108,7 @@ def percent(share: float) -> Figure:
 
 
 def plural(count: int, noun: str) -> Figure:
-    return Figure(f"{count:,} {noun}{'' if count == 1 else 's'}", count)
+    return Figure(counted(count, noun), count)
 
 
 def lag(records: int) -> Figure:
@@ -173,27 +166,6 @@ def _quoted(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-FILTERS = {
-    each.__name__: each
-    for each in (
-        moment,
-        clock,
-        duration,
-        age,
-        seconds,
-        size,
-        number,
-        decimals,
-        percent,
-        plural,
-        lag,
-        short,
-        metric,
-        naming,
-    )
-}
-
-
 # -- pages -----------------------------------------------------------------------------------------
 
 
@@ -207,7 +179,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters.update(FILTERS)
+    filters = (moment, clock, duration, age, seconds, size, number, decimals, percent, plural, lag, short)
+    made.filters.update({each.__name__: each for each in (*filters, metric, naming)})
     made.globals.update(version=__version__, charts=charts, link=link, measured=name_metric)
     return made
 

@@ -13,8 +13,6 @@ Thread rule: one search, one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -25,17 +23,18 @@ from tidegate.web.apps import app_names, commit_of
 from tidegate.web.failures import NotThereError
 from tidegate.web.integrity import known_fault
 from tidegate.web.schemas import (
+    MOST_TEXT,
     Answer,
     Copy,
     KeyFormat,
     Moment,
     Name,
     Offset,
+    RawAnswer,
     Stamp,
     Text,
     Window,
     cli,
-    copied,
     log_python,
     stamp_of,
     text_of,
@@ -51,58 +50,34 @@ if TYPE_CHECKING:
 # -- filters ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Parts to be found, as bytes; empty ones match everything."""
-
-    key: bytes = b""
-    value: bytes = b""
-    header: str = ""
-    header_value: bytes = b""
-
-    @classmethod
-    def of(cls, key: str, value: str, header: str) -> Filter:
-        name, _, part = header.partition("=")
-        return cls(_bytes(key), _bytes(value), name, _bytes(part))
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.key or self.value or self.header or self.header_value)
-
-
-def matching(table: pa.Table, wanted: Filter, from_ms: int, until_ms: int) -> pa.Table:
+def matching(table: pa.Table, wanted: RecordsQuestion, from_ms: int, until_ms: int) -> pa.Table:
     """The rows that match, in their order; times from `from_ms` up to `until_ms`, both included."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if wanted.key:
-        table = table.filter(pc.fill_null(pc.match_substring(table.column("key"), wanted.key), False))
-    if wanted.value:
-        table = table.filter(pc.fill_null(pc.match_substring(table.column("value"), wanted.value), False))
-    times = table.column("timestamp").cast(pa.int64())
+    for name, part in (("key", wanted.key), ("value", wanted.value)):
+        if part:
+            table = table.filter(pc.match_substring(table.column(name), _bytes(part)))
     if from_ms >= 0:
-        table = table.filter(pc.fill_null(pc.greater_equal(times, from_ms), False))
-        times = table.column("timestamp").cast(pa.int64())
-    if until_ms < 2**62:
-        table = table.filter(pc.fill_null(pc.less_equal(times, until_ms), False))
-    if wanted.header or wanted.header_value:
-        table = table.filter(_with_header(table, wanted))
-    return table
+        table = table.filter(pc.greater_equal(table.column("timestamp").cast(pa.int64()), from_ms))
+    if until_ms < LATEST_MS:
+        table = table.filter(pc.less_equal(table.column("timestamp").cast(pa.int64()), until_ms))
+    return table.filter(_with_header(table, wanted.header)) if wanted.header else table
 
 
-def _with_header(table: pa.Table, wanted: Filter) -> pa.Array:
-    """Rows with a header of that name (and that part in its value)."""
+def _with_header(table: pa.Table, wanted: str) -> pa.Array:
+    """Rows with a header of that name; `name=part`: and with that part in its value."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    name, _, part = wanted.partition("=")
     headers = table.column("headers").combine_chunks()
     owners = pc.list_parent_indices(headers)
     entries = headers.flatten()
-    found = pc.equal(entries.field("key"), wanted.header)
-    if wanted.header_value:
-        part = pc.fill_null(pc.match_substring(entries.field("value"), wanted.header_value), False)
-        found = pc.and_(found, part)
+    found = pc.equal(entries.field("key"), name)
+    if part:
+        found = pc.and_(found, pc.fill_null(pc.match_substring(entries.field("value"), _bytes(part)), False))
     mask = np.zeros(len(headers), bool)
     mask[owners.filter(found).to_numpy()] = True
     return pa.array(mask)
@@ -153,13 +128,12 @@ class Search:
         self.numbers = site.numbers(topic, question.partition)
         self.budget: Budget = site.budget()
         self.damage: list[str] = []
-        self._filter = Filter.of(question.key, question.value, question.header)
         self._bounds = {number: each for number, each in site.bounds(topic).items() if number in self.numbers}
         self._until_ms = moment_of(question.until, LATEST_MS)
         self._at_ms = moment_of(question.at, -1)
         if self._at_ms >= 0:  # nothing before that offset is as new; what follows it may be older, though
             self._bounds = {
-                number: (self._offset_at(number, self._at_ms, high), high)
+                number: (self._since(number, self._at_ms, high), high)
                 for number, (_, high) in self._bounds.items()
             }
         if question.offset is not None and question.partition is None and len(self.numbers) > 1:
@@ -195,8 +169,8 @@ class Search:
             for number in left:
                 if self._rows >= wanted:
                     break
-                table = step(number, min(share, wanted - self._rows))
-                if table is not None and table.num_rows:
+                table = step(number, min(share, wanted - self._rows)).table
+                if table is not None:
                     found.append(table)
                     self._rows += table.num_rows
                     self._bytes += table.nbytes
@@ -209,59 +183,55 @@ class Search:
     def _start(self, after: str) -> dict[int, int]:
         low = {number: bounds[0] for number, bounds in self._bounds.items()}
         high = {number: bounds[1] for number, bounds in self._bounds.items()}
+        given: dict[int, int] = {}
         if after:
             given = positions_of(after, self.numbers)
-            return {
-                number: min(max(given.get(number, high[number]), low[number]), high[number])
-                for number in self.numbers
-            }
-        if self.is_backward:
-            return high
-        if self._question.offset is not None:
-            return {
-                number: min(max(self._question.offset, low[number]), high[number]) for number in self.numbers
-            }
-        return low
+        elif self._question.offset is not None and not self.is_backward:
+            given = dict.fromkeys(self.numbers, self._question.offset)
+        if not given and not after:
+            return high if self.is_backward else low
+        return {
+            number: min(max(given.get(number, high[number]), low[number]), high[number])
+            for number in self.numbers
+        }
 
-    def _offset_at(self, number: int, time_ms: int, otherwise: int) -> int:
-        """The first offset of a record as new as that."""
+    def _since(self, number: int, time_ms: int, high: int) -> int:
+        """The first offset of a record as new as that; where there is none, the end."""
         found = self._site.log.offset_for_time(self._topic, number, time_ms)
-        return otherwise if found is None else found
+        return high if found is None else found
 
     def _is_done(self, number: int) -> bool:
         low, high = self._bounds[number]
         return self._places[number] <= low if self.is_backward else self._places[number] >= high
 
-    def _forwards(self, number: int, wanted: int) -> pa.Table | None:
+    def _forwards(self, number: int, wanted: int) -> Kept:
         """What matches from here on, until the page is full or a stretch has been read."""
         low, high = self._places[number], self._bounds[number][1]
         kept = Kept(wanted, self._site.limits.page_bytes - self._bytes, from_end=False)
         stop = min(high, low + (max(wanted, 1) if self._is_plain else STRETCH))
-        if not self._read(number, low, stop, kept):
-            return kept.table()
-        self._places[number] = kept.edge + 1 if kept.is_cut else stop
-        return kept.table()
+        if self._read(number, low, stop, kept):
+            self._places[number] = kept.edge + 1 if kept.is_cut else stop
+        return kept
 
-    def _backwards(self, number: int, wanted: int) -> pa.Table | None:
+    def _backwards(self, number: int, wanted: int) -> Kept:
         """The last that match before here, of a stretch."""
         low, high = self._bounds[number][0], self._places[number]
         kept = Kept(wanted, self._site.limits.page_bytes - self._bytes, from_end=True)
         start = max(low, high - (max(wanted, 1) if self._is_plain else STRETCH))
         self._read(number, start, high, kept)
         self._places[number] = max(low, kept.edge if kept.is_cut else start)
-        return kept.table()
+        return kept
 
     @property
     def _is_plain(self) -> bool:
-        return self._filter.is_empty and self._at_ms < 0 and self._until_ms >= LATEST_MS
-
-    def _picked(self, batch: pa.RecordBatch) -> pa.Table:
-        import pyarrow as pa
-
-        return matching(pa.Table.from_batches([batch]), self._filter, self._at_ms, self._until_ms)
+        asked = self._question
+        is_filtered = asked.key or asked.value or asked.header or self._at_ms >= 0
+        return not is_filtered and self._until_ms >= LATEST_MS
 
     def _read(self, number: int, start: int, stop: int, kept: Kept) -> bool:
         """Take what matches of a stretch, batch by batch; False when the place was moved by what was met (Q3)."""
+        import pyarrow as pa
+
         site = self._site
         try:
             with site.log.reader(
@@ -274,7 +244,8 @@ class Search:
             ) as reader:
                 for batch in reader:
                     self.budget.take(batch.num_rows)
-                    kept.take(self._picked(batch))
+                    table = pa.Table.from_batches([batch])
+                    kept.take(matching(table, self._question, self._at_ms, self._until_ms))
                     if kept.is_full:
                         break
         except CorruptError as error:
@@ -300,7 +271,7 @@ class Kept:
 
     def __init__(self, rows: int, size: int, *, from_end: bool) -> None:
         self._rows, self._size, self._from_end = rows, size, from_end
-        self._tables: list[pa.Table] = []
+        self.table: pa.Table | None = None
         self.is_cut = False
         self.edge = -1
 
@@ -310,21 +281,12 @@ class Kept:
         return self.is_cut and not self._from_end
 
     def take(self, picked: pa.Table) -> None:
-        if not picked.num_rows:
-            return
-        self._tables.append(picked)
-        self._cut()
-
-    def table(self) -> pa.Table | None:
-        import pyarrow as pa
-
-        return pa.concat_tables(self._tables) if self._tables else None
-
-    def _cut(self) -> None:
         import numpy as np
         import pyarrow as pa
 
-        whole = pa.concat_tables(self._tables)
+        if not picked.num_rows:
+            return
+        whole = picked if self.table is None else pa.concat_tables([self.table, picked])
         sizes = _row_bytes(whole)
         ordered = sizes[::-1] if self._from_end else sizes
         fits = int(np.searchsorted(np.cumsum(ordered), self._size, side="right"))
@@ -333,7 +295,7 @@ class Kept:
             whole = whole.slice(whole.num_rows - fits) if self._from_end else whole.slice(0, fits)
             self.is_cut = True
         self.edge = whole.column("offset")[0 if self._from_end else -1].as_py()
-        self._tables = [whole]
+        self.table = whole
 
 
 def read_settings(site: Site) -> dict[str, int]:
@@ -439,9 +401,8 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
     backward = search.is_backward
     rows.sort(key=lambda row: (_sort_ms(row), row["partition"], row["offset"]), reverse=backward)
     format, shown = _shown(rows, _asked_format(site, topic, question.keys))
-    start = (
-        f"-{question.limit}" if backward else str(question.offset if question.offset is not None else "start")
-    )
+    first = "start" if question.offset is None else str(question.offset)
+    start = f"-{question.limit}" if backward else first
     shows_all = backward or question.control_records  # the last offsets may all be control records
     asks = ", control_records=True" if shows_all else ""
     return RecordsDocument(
@@ -455,18 +416,16 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
         damage=search.damage,
         next=search.following,
         positions=search.where(),
-        by_hand=copied(
-            [
-                cli(
-                    "tidegate consume",
-                    topic,
-                    exit_at_end=True,
-                    control_records=shows_all,
-                    offset=start,
-                    partition=_text(question.partition),
-                    log=site.log_path,
-                )
-            ],
+        by_hand=Copy(
+            cli(
+                "tidegate consume",
+                topic,
+                exit_at_end=True,
+                control_records=shows_all,
+                offset=start,
+                partition=question.partition,
+                log=site.log_path,
+            ),
             log_python(
                 site.log_path,
                 f"with log.reader({topic!r}, start={start!r}{asks}) as reader:",
@@ -495,6 +454,11 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
     _, shown = _shown(rows, _asked_format(site, topic, "auto"), most=20_000)
     is_control = shown[0].stamp is not None and shown[0].stamp.is_control
     asks = ", control_records=True" if is_control else ""
+    place: dict[str, Any] = {"partition": number, "log": site.log_path}
+    commands = [
+        cli("tidegate consume", topic, control_records=is_control, offset=f"{offset}:{offset + 1}", **place)
+    ]
+    commands += [] if site.cluster else [cli("tidegate log lifetime", topic, offset=offset, **place)]
     return RecordDocument(
         topic=topic,
         record=shown[0],
@@ -502,18 +466,8 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
         before=offset - 1 if offset > low else None,
         after=offset + 1 if offset + 1 < high else None,
         lifetime=record_lifetime(site, topic, number, offset),
-        by_hand=copied(
-            [
-                cli(
-                    "tidegate consume",
-                    topic,
-                    control_records=is_control,
-                    offset=f"{offset}:{offset + 1}",
-                    partition=str(number),
-                    log=site.log_path,
-                ),
-                *([] if site.cluster else [_lifetime_line(site, topic, number, offset)]),
-            ],
+        by_hand=Copy(
+            "\n".join(commands),
             log_python(
                 site.log_path,
                 f"place, stop = {{{number}: {offset}}}, {{{number}: {offset + 1}}}",
@@ -538,20 +492,20 @@ def tail(site: Site, topic: str, question: TailQuestion) -> RecordsDocument:
     return msgspec.structs.replace(found, next=found.positions)
 
 
-def export(site: Site, topic: str, question: ExportQuestion) -> tuple[bytes, str, str]:
-    """The records of a page as a file: bytes, media type, where to go on."""
+def export(site: Site, topic: str, question: ExportQuestion) -> RawAnswer:
+    """The records of a page as a file."""
     search = Search(site, topic, question)
     tables = search.run()
     if question.format == "parquet":
-        return _parquet(tables), "application/vnd.apache.parquet", search.following or ""
+        return RawAnswer(_parquet(tables), "application/vnd.apache.parquet", search.following or "")
     from tidegate.log.format.json_records import encode_lines
 
     lines = b"".join(encode_lines(batch) for table in tables for batch in table.to_batches())
-    return lines, "application/jsonl", search.following or ""
+    return RawAnswer(lines, "application/jsonl", search.following or "")
 
 
 def _shown(
-    rows: list[dict[str, Any]], asked: KeyFormat | None, most: int | None = None
+    rows: list[dict[str, Any]], asked: KeyFormat | None, most: int = MOST_TEXT
 ) -> tuple[str, list[RecordShown]]:
     """Rows decoded; how keys were read. None: as they seem to be."""
     stamps = [stamp_of(row["headers"]) for row in rows]
@@ -589,25 +543,19 @@ def written_format(site: Site, topic: str) -> KeyFormat | None:
 
 def _guessed(rows: list[dict[str, Any]], stamps: list[Stamp | None]) -> KeyFormat:
     """`changelog` or `session` where every key on the page is one, else plain."""
-    mine = [
-        row["key"] for row, stamp in zip(rows, stamps, strict=True) if stamp is None or not stamp.is_control
-    ]
+    mine = [row["key"] for row, stamp in zip(rows, stamps, strict=True) if not (stamp and stamp.is_control)]
     for format in (KeyFormat("changelog"), KeyFormat("session")):
         if mine and all(window_of(key, format) is not None for key in mine):
             return format
     return KeyFormat("plain")
 
 
-def _record(row: dict[str, Any], stamp: Stamp | None, format: KeyFormat, most: int | None) -> RecordShown:
+def _record(row: dict[str, Any], stamp: Stamp | None, format: KeyFormat, most: int) -> RecordShown:
     from tidegate.durations import format_moment
 
-    cut: Callable[[bytes | None], Text] = text_of if most is None else lambda raw: text_of(raw, most)
-    window = (
-        None
-        if format.name == "plain" or (stamp is not None and stamp.is_control)
-        else window_of(row["key"], format)
-    )
-    key = cut(row["key"])
+    is_control = stamp is not None and stamp.is_control
+    window = None if format.name == "plain" or is_control else window_of(row["key"], format)
+    key = text_of(row["key"], most)
     timestamp = None if row["timestamp"] is None else _epoch_ms(row["timestamp"])
     return RecordShown(
         partition=row["partition"],
@@ -616,7 +564,7 @@ def _record(row: dict[str, Any], stamp: Stamp | None, format: KeyFormat, most: i
         time="" if timestamp is None else format_moment(timestamp),
         key=key,
         shown_key=key if window is None else window.key,
-        value=cut(row["value"]),
+        value=text_of(row["value"], most),
         headers=[
             HeaderShown(text_of(each["key"].encode(), 200).text, text_of(each["value"], 300))
             for each in row["headers"]
@@ -691,11 +639,3 @@ def _epoch_ms(moment: Any) -> int:
 
 def _sort_ms(row: dict[str, Any]) -> int:
     return -1 if row["timestamp"] is None else _epoch_ms(row["timestamp"])
-
-
-def _lifetime_line(site: Site, topic: str, number: int, offset: int) -> str:
-    return cli("tidegate log lifetime", topic, log=site.log_path, offset=str(offset), partition=str(number))
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shlex
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
@@ -85,7 +84,7 @@ def cli(
     *words: str,
     log: Path | str | None = None,
     state: Path | str | None = None,
-    **options: str | bool | None,
+    **options: str | int | None,
 ) -> str:
     """Return a command line, quoted for a shell. Options that are None or False are left out, True is a flag; words
     like -3 follow `--`."""
@@ -101,8 +100,17 @@ def cli(
     return " ".join([verb, *quoted, *parts])
 
 
-def copied(lines: Sequence[str], python: str) -> Copy:
-    return Copy("\n".join(lines), python)
+class RawAnswer(NamedTuple):
+    """An answer that is no JSON document: bytes as they are, and where a page goes on."""
+
+    body: bytes
+    type: str
+    next: str = ""
+
+
+def shared(source: Any, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of a document that `source` has under the same names."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
 
 
 def log_python(log: Path | str, *lines: str) -> str:
@@ -174,7 +182,7 @@ def text_of(raw: bytes | None, most: int = MOST_TEXT) -> Text:
         text = piece.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.start < len(piece) - 4 or len(piece) == len(raw):
-            return Text("bytes", _spaced(raw[: most // 3]), len(raw), len(raw) > most // 3)
+            return Text("bytes", raw[: most // 3].hex(" "), len(raw), len(raw) > most // 3)
         text = piece[: error.start].decode("utf-8")
     cut = len(text) > most or len(piece) < len(raw)
     kind = "json" if not cut and is_json(raw) else "text"
@@ -185,7 +193,12 @@ def visible(text: str) -> str:
     """The text with everything that cannot be seen shown as an escape; line ends and tabs stay."""
     if text.isprintable():
         return text
-    return "".join(letter if _shows(letter) else _escaped(letter) for letter in text)
+    return "".join(
+        letter
+        if letter in "\n\t" or unicodedata.category(letter) not in _HIDDEN
+        else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for letter in text
+    )
 
 
 def is_json(raw: bytes) -> bool:
@@ -213,19 +226,13 @@ def stamp_of(headers: list[dict[str, Any]]) -> Stamp | None:
         found = Header.from_bytes(raw)
     except InvalidError:
         return None
-    kind = (
-        RecordKind(found.kind).name.lower()
-        if found.kind in RecordKind.__members__.values()
-        else str(found.kind)
-    )
-    if found.kind == RecordKind.CONTROL and found.control in ControlType.__members__.values():
-        kind = ControlType(found.control).name.lower().replace("_", " ")
-    if found.is_heartbeat:
-        kind = "heartbeat"
-    return Stamp(
-        found.guid.hex(), kind, found.chain, found.sequence, found.timestamp, f"{found.crc:08x}",
-        found.kind == RecordKind.CONTROL,
-    )  # fmt: skip
+    is_control, names = found.kind == RecordKind.CONTROL, {each.value: each.name for each in RecordKind}
+    kind = names.get(found.kind, str(found.kind))
+    if is_control:
+        kind = {each.value: each.name for each in ControlType}.get(found.control, kind)
+    kind = "heartbeat" if found.is_heartbeat else kind.lower().replace("_", " ")
+    checksum = f"{found.crc:08x}"
+    return Stamp(found.guid.hex(), kind, found.chain, found.sequence, found.timestamp, checksum, is_control)
 
 
 class KeyFormat(NamedTuple):
@@ -260,27 +267,6 @@ def window_of(raw: bytes | None, format: KeyFormat) -> Window | None:
     if end is None and format.size_ms:
         end = start + format.size_ms
     return Window(text_of(inner, 200), start, end, format.name)
-
-
-def _shows(letter: str) -> bool:
-    return letter in "\n\t" or unicodedata.category(letter) not in _HIDDEN
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
-
-
-def _spaced(raw: bytes) -> str:
-    return raw.hex(" ")
-
-
-def shown_text(raw: Any) -> Text:
-    """A value of any kind as text to look at."""
-    if raw is None or isinstance(raw, bytes):
-        return text_of(raw)
-    return text_of(
-        msgspec.json.encode(raw, enc_hook=str) if not isinstance(raw, str) else raw.encode("utf-8", "replace")
-    )
 
 
 # -- integrity -------------------------------------------------------------------------------------

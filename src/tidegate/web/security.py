@@ -40,11 +40,12 @@ import h11
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.web.failures import INTERNAL, Failure
+from tidegate.web.failures import INTERNAL, Failure, debugging
 from tidegate.web.pages import failure_page
 from tidegate.web.settings import Limits, Settings
 
@@ -185,6 +186,25 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 )
+TWO_LENGTHS: Final = Failure(
+    "two_lengths",
+    "a request with Transfer-Encoding has no Content-Length and is HTTP/1.1",
+    "send one of them",
+)
+WRONG_HOST: Final = Failure(
+    "wrong_host",
+    "this server does not answer under that name",
+    "ask for 127.0.0.1 or localhost, or start it with --allow-host NAME",
+)
+WRONG_ORIGIN: Final = Failure("wrong_origin", "requests from other sites are refused", "open the page itself")
+NO_METHOD: Final = Failure("method", "only GET and HEAD are answered here", "everything is read-only")
+NO_TOKEN: Final = Failure(
+    "token", "this needs the server's token", "send Authorization: Bearer TOKEN, or log in at /login"
+)
+TOO_LONG: Final = Failure(
+    "too_long", "the request took too long to arrive or to answer", "send less, or ask for less"
+)
+TOO_MANY: Final = Failure("overload", "too many live pages are open", "close some of them")
 log = logging.getLogger("tidegate.web")
 
 
@@ -239,7 +259,9 @@ class Gate:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
-                message["headers"] = [*message.get("headers", ()), *HEADERS, *_storing(scope["path"])]
+                kept = b"public, max-age=3600" if scope["path"].startswith("/static/") else b"no-store"
+                storing = (b"cache-control", kept)
+                message["headers"] = [*message.get("headers", ()), *HEADERS, storing]
             try:
                 await send(message)
             except h11.LocalProtocolError:
@@ -255,14 +277,9 @@ class Gate:
             pass  # nobody is left to be answered
         except TimeoutError:
             if not began:
-                failure = Failure(
-                    "too_long",
-                    "the request took too long to arrive or to answer",
-                    "send less, or ask for less",
-                )
-                await self._refuse(scope, guarded, 408, failure)
+                await self._refuse(scope, guarded, 408, TOO_LONG)
         except Exception as error:
-            log.error("%s failed: %s", scope["method"][:10], type(error).__name__, exc_info=_debugging())
+            log.error("%s failed: %s", scope["method"][:10], type(error).__name__, exc_info=debugging())
             if not began:
                 await self._refuse(scope, guarded, 500, INTERNAL)
 
@@ -273,8 +290,7 @@ class Gate:
                 await self._app(scope, self._bounded(receive), send)
             return
         if self._live >= limits.live_streams:
-            failure = Failure("overload", "too many live pages are open", "close some of them")
-            await self._refuse(scope, send, 429, failure)
+            await self._refuse(scope, send, 429, TOO_MANY)
             return
         self._live += 1
         try:
@@ -305,52 +321,26 @@ class Gate:
         limits, headers = self._settings.limits, scope["headers"]
         url = len(scope["raw_path"]) + len(scope["query_string"]) + bool(scope["query_string"])
         if url > limits.url_bytes:
-            return 414, Failure(
-                "url_too_long", f"a URL has at most {limits.url_bytes} bytes", "ask for less at once"
-            )
+            most = f"a URL has at most {limits.url_bytes} bytes"
+            return 414, Failure("url_too_long", most, "ask for less at once")
         if sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
-            return 431, Failure(
-                "headers_too_large", f"headers have at most {limits.header_bytes} bytes", "send fewer"
-            )
+            most = f"headers have at most {limits.header_bytes} bytes"
+            return 431, Failure("headers_too_large", most, "send fewer")
         if _has_two_lengths(scope):
-            return 400, Failure(
-                "two_lengths",
-                "a request with Transfer-Encoding has no Content-Length and is HTTP/1.1",
-                "send one of them",
-            )
+            return 400, TWO_LENGTHS
         hosts = _all(headers, b"host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return 421, Failure(
-                "wrong_host", "this server does not answer under that name",
-                "ask for 127.0.0.1 or localhost, or start it with --allow-host NAME",
-            )  # fmt: skip
-        for origin in _all(headers, b"origin"):
-            if urlsplit(origin).netloc.lower() != hosts[0].lower() or urlsplit(origin).scheme not in (
-                "http",
-                "https",
-            ):
-                return 403, Failure(
-                    "wrong_origin", "requests from other sites are refused", "open the page itself"
-                )
+            return 421, WRONG_HOST
+        for origin in map(urlsplit, _all(headers, b"origin")):
+            if origin.netloc.lower() != hosts[0].lower() or origin.scheme not in ("http", "https"):
+                return 403, WRONG_ORIGIN
         if not self._may_use(scope["method"], scope["path"]):
-            return 405, Failure("method", "only GET and HEAD are answered here", "everything is read-only")
+            return 405, NO_METHOD
         if not self._length_fits(headers):
-            return 413, self._too_large()
-        if (
-            self._settings.token is not None
-            and scope["path"] not in OPEN_PATHS
-            and not self._is_known(headers)
-        ):
-            return 401, Failure(
-                "token",
-                "this needs the server's token",
-                "send Authorization: Bearer TOKEN, or log in at /login",
-            )
-        return None
-
-    def _too_large(self) -> Failure:
-        most = self._settings.limits.body_bytes
-        return Failure("body_too_large", f"a body has at most {most} bytes", "send less")
+            most = f"a body has at most {limits.body_bytes} bytes"
+            return 413, Failure("body_too_large", most, "send less")
+        needs_token = self._settings.token is not None and scope["path"] not in OPEN_PATHS
+        return (401, NO_TOKEN) if needs_token and not self._is_known(headers) else None
 
     def _is_ours(self, host: str) -> bool:
         name, colon, port = host.lower().rpartition(":")
@@ -380,21 +370,25 @@ class Gate:
     # -- answers ---------------------------------------------------------------------------------
 
     async def _refuse(self, scope: Scope, send: Send, status: int, failure: Failure) -> None:
-
-        more: list[tuple[bytes, bytes]] = []
+        response = failure_response(scope, status, failure)
         if status == 401:
-            more = [(b"www-authenticate", b"Bearer")]
+            response.headers["www-authenticate"] = "Bearer"
             if wants_page(scope):
-                await _answer(scope, send, 303, b"", b"text/plain", [(b"location", b"/login")])
-                return
+                response = RedirectResponse("/login", 303)
         if status == 405:
-            more = [(b"allow", b"GET, HEAD, POST" if scope["path"] in POST_PATHS else b"GET, HEAD")]
-        if wants_page(scope):
-            await _answer(
-                scope, send, status, failure_page(failure, status), b"text/html; charset=utf-8", more
-            )
-        else:
-            await _answer(scope, send, status, msgspec.json.encode(failure), b"application/json", more)
+            response.headers["allow"] = "GET, HEAD, POST" if scope["path"] in POST_PATHS else "GET, HEAD"
+        if response.status_code >= 400:
+            response.headers["connection"] = "close"
+        if scope["method"] == "HEAD":
+            response.body = b""
+        await response(scope, _nothing, send)
+
+
+def failure_response(scope: Scope, status: int, failure: Failure) -> Response:
+    """An error as a page for people, as a document for programs."""
+    if wants_page(scope):
+        return Response(failure_page(failure, status), status, media_type="text/html; charset=utf-8")
+    return Response(msgspec.json.encode(failure), status, media_type="application/json")
 
 
 def cookies(headers: list[tuple[bytes, bytes]]) -> list[str]:
@@ -418,14 +412,9 @@ def wants_page(scope: Scope) -> bool:
     )
 
 
-async def _answer(
-    scope: Scope, send: Send, status: int, body: bytes, kind: bytes, more: list[tuple[bytes, bytes]]
-) -> None:
-    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
-    if status >= 400:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+async def _nothing() -> Message:
+    """For answers that are made without the request's body."""
+    return {"type": "http.disconnect"}
 
 
 def _has_two_lengths(scope: Scope) -> bool:
@@ -440,16 +429,5 @@ def _all(headers: Any, wanted: bytes) -> list[str]:
     return [value.decode("latin-1") for name, value in headers if name == wanted]
 
 
-def _storing(path: str) -> list[tuple[bytes, bytes]]:
-    kept = b"public, max-age=3600" if path.startswith("/static/") else b"no-store"
-    return [(b"cache-control", kept)]
-
-
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-
-
-def _debugging() -> bool:
-    import os
-
-    return bool(os.environ.get("TIDEGATE_DEBUG"))

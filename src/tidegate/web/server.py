@@ -31,73 +31,20 @@ from tidegate.errors import TidegateError
 from tidegate.web import endpoints, pages
 from tidegate.web.endpoints import ADDRESSED, STREAMS, Endpoint
 from tidegate.web.failures import INTERNAL, Failure, failure_of
-from tidegate.web.security import COOKIE, Gate, Sessions, cookies, limited_protocol, wants_page
+from tidegate.web.security import (
+    COOKIE,
+    NO_METHOD,
+    Gate,
+    Sessions,
+    cookies,
+    failure_response,
+    limited_protocol,
+)
 from tidegate.web.settings import Settings, is_loopback
 from tidegate.web.worker import Answer
 from tidegate.web.worker_client import ReaderProcess
 
-# -- event streams ---------------------------------------------------------------------------------
-
 PAUSE_SECONDS: Final = 1.0
-_STREAM: Final = "text/event-stream"
-
-
-def live_routes(reading: ReaderProcess) -> list[Route]:
-    return [Route(f"/api{each.path}", _streaming(reading, each.name)) for each in STREAMS]
-
-
-def _streaming(reading: ReaderProcess, name: str) -> Any:
-    async def answer(request: Request) -> Response:
-
-        path_params, query = dict(request.path_params), query_of(request)
-        last = request.headers.get("last-event-id", "")
-        if last:
-            query["after"] = last
-        try:
-            first = await reading.ask(name, path_params, query)
-        except TidegateError as error:
-            status, failure = failure_of(error)
-            return Response(msgspec.json.encode(failure), status, media_type="application/json")
-        if first.status != 200:
-            return Response(first.body, first.status, media_type=first.type)
-        return StreamingResponse(
-            _events(reading, name, path_params, query, first.next, first.body), media_type=_STREAM
-        )
-
-    return answer
-
-
-async def _events(
-    reading: ReaderProcess,
-    name: str,
-    path_params: dict[str, str],
-    query: dict[str, Any],
-    after: str,
-    body: bytes,
-) -> AsyncIterator[bytes]:
-    yield b"retry: 2000\n\n" + _event(after, body)
-    while True:
-        await asyncio.sleep(PAUSE_SECONDS)
-        try:
-            found = await reading.ask(name, path_params, {**query, "after": after})
-        except TidegateError:
-            return
-        if found.status != 200:
-            yield b"event: gone\ndata: " + found.body + b"\n\n"
-            return
-        if found.next != after:
-            after = found.next
-            yield _event(after, found.body)
-        else:
-            yield b": still here\n\n"
-
-
-def _event(number: str, body: bytes) -> bytes:
-    return b"id: " + number.encode() + b"\ndata: " + body + b"\n\n"
-
-
-# -- the server ------------------------------------------------------------------------------------
-
 _HERE: Final = Path(__file__).parent
 _JSON: Final = "application/json"
 _PAGE: Final = "text/html; charset=utf-8"
@@ -124,14 +71,13 @@ class Server:
         return Gate(inner, settings=self.settings, sessions=self.sessions)
 
     def _routes(self) -> list[Any]:
-
         routes: list[Any] = [
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Route("/api/openapi.json", self._openapi),
-            *live_routes(self.reading),
+            *(Route(f"/api{each.path}", self._stream(each)) for each in STREAMS),
         ]
         for endpoint in ADDRESSED:
             routes.append(Route(f"/api{endpoint.path}", self._document(endpoint)))
@@ -159,11 +105,17 @@ class Server:
 
     # -- questions -------------------------------------------------------------------------------
 
-    async def _ask(self, endpoint: Endpoint, request: Request) -> Answer:
+    async def _ask(self, name: str, path_params: dict[str, str], query: dict[str, Any]) -> Answer:
+        """The answer; of an error, its document."""
+        try:
+            return await self.reading.ask(name, path_params, query)
+        except TidegateError as error:
+            status, failure = failure_of(error)
+            return Answer(0, status, msgspec.json.encode(failure))
+
+    async def _answer(self, endpoint: Endpoint, request: Request) -> Answer:
         """The answer; cancelled when the client goes (`worker_client`, A5)."""
-        asking = asyncio.ensure_future(
-            self.reading.ask(endpoint.name, dict(request.path_params), query_of(request))
-        )
+        asking = asyncio.ensure_future(self._ask(endpoint.name, dict(request.path_params), query_of(request)))
         leaving = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -178,27 +130,20 @@ class Server:
 
     def _document(self, endpoint: Endpoint) -> Handler:
         async def answer(request: Request) -> Response:
-            try:
-                found = await self._ask(endpoint, request)
-            except TidegateError as error:
-                status, failure = failure_of(error)
-                return Response(msgspec.json.encode(failure), status, media_type=_JSON)
+            found = await self._answer(endpoint, request)
             headers = {}
-            if found.next and found.type != _JSON:
-                headers["tidegate-next"] = found.next
             if found.type != _JSON:
-                headers["content-disposition"] = f'attachment; filename="records.{_ending(found.type)}"'
+                ending = "parquet" if "parquet" in found.type else "jsonl"
+                headers["content-disposition"] = f'attachment; filename="records.{ending}"'
+                if found.next:
+                    headers["tidegate-next"] = found.next
             return Response(found.body, found.status, headers, media_type=found.type)
 
         return answer
 
     def _page(self, endpoint: Endpoint) -> Handler:
         async def answer(request: Request) -> Response:
-            try:
-                found = await self._ask(endpoint, request)
-            except TidegateError as error:
-                status, failure = failure_of(error)
-                return Response(pages.failure_page(failure, status), status, media_type=_PAGE)
+            found = await self._answer(endpoint, request)
             if found.status != 200:
                 failure = msgspec.json.decode(found.body, type=Failure)
                 return Response(pages.failure_page(failure, found.status), found.status, media_type=_PAGE)
@@ -212,6 +157,36 @@ class Server:
 
         return answer
 
+    def _stream(self, endpoint: Endpoint) -> Handler:
+        async def answer(request: Request) -> Response:
+            path_params, query = dict(request.path_params), query_of(request)
+            if last := request.headers.get("last-event-id", ""):
+                query["after"] = last
+            first = await self._ask(endpoint.name, path_params, query)
+            if first.status != 200:
+                return Response(first.body, first.status, media_type=first.type)
+            events = self._events(endpoint.name, path_params, query, first)
+            return StreamingResponse(events, media_type="text/event-stream")
+
+        return answer
+
+    async def _events(
+        self, name: str, path_params: dict[str, str], query: dict[str, Any], found: Answer
+    ) -> AsyncIterator[bytes]:
+        """The first answer and those that differ from the one before, as server-sent events."""
+        yield b"retry: 2000\n\n" + _event(found)
+        while True:
+            await asyncio.sleep(PAUSE_SECONDS)
+            after = found.next
+            try:
+                found = await self.reading.ask(name, path_params, {**query, "after": after})
+            except TidegateError:
+                return
+            if found.status != 200:
+                yield b"event: gone\ndata: " + found.body + b"\n\n"
+                return
+            yield _event(found) if found.next != after else b": still here\n\n"
+
     # -- the server itself -----------------------------------------------------------------------
 
     async def _health(self, _request: Request) -> Response:
@@ -219,11 +194,7 @@ class Server:
 
     async def _metrics(self, _request: Request) -> Response:
         """The numbers of all screens, as Prometheus reads them."""
-        try:
-            found = await self.reading.ask("metrics", {}, {})
-        except TidegateError as error:
-            status, failure = failure_of(error)
-            return Response(msgspec.json.encode(failure), status, media_type=_JSON)
+        found = await self._ask("metrics", {}, {})
         return Response(found.body, found.status, media_type=found.type)
 
     async def _openapi(self, _request: Request) -> Response:
@@ -261,18 +232,18 @@ class Server:
         status = error.status_code if isinstance(error, HTTPException) else 500
         failure = Failure("not_found", "there is nothing at this address", "begin at / or /api/openapi.json")
         if status == 405:
-            failure = Failure("method", "only GET and HEAD are answered here", "everything is read-only")
+            failure = NO_METHOD
         if status == 413:
             failure = Failure("body_too_large", "the body is larger than is taken here", "send less")
-        if wants_page(request.scope):
-            return Response(pages.failure_page(failure, status), status, media_type=_PAGE)
-        return Response(msgspec.json.encode(failure), status, media_type=_JSON)
+        return failure_response(request.scope, status, failure)
 
     async def _broken(self, request: Request, _error: Exception) -> Response:
         """A fault of ours (`security` G5)."""
-        if wants_page(request.scope):
-            return Response(pages.failure_page(INTERNAL, 500), 500, media_type=_PAGE)
-        return Response(msgspec.json.encode(INTERNAL), 500, media_type=_JSON)
+        return failure_response(request.scope, 500, INTERNAL)
+
+
+def _event(found: Answer) -> bytes:
+    return b"id: " + found.next.encode() + b"\ndata: " + found.body + b"\n\n"
 
 
 async def _left(request: Request) -> None:
@@ -296,10 +267,6 @@ def _json_address(endpoint: Endpoint, request: Request) -> str:
     """Where the document of a screen is."""
     path_params = {name: quote(str(value), safe="") for name, value in request.path_params.items()}
     return pages.link("/api" + endpoint.path.format(**path_params), **query_of(request))
-
-
-def _ending(media_type: str) -> str:
-    return "parquet" if "parquet" in media_type else "jsonl"
 
 
 class QuietServer(uvicorn.Server):

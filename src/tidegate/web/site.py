@@ -305,13 +305,7 @@ def positions_of(written: str, numbers: tuple[int, ...]) -> dict[int, int]:
     found: dict[int, int] = {}
     for part in filter(None, written.split(",")):
         number, colon, offset = part.partition(":")
-        if (
-            not colon
-            or not number.isascii()
-            or not number.isdigit()
-            or not offset.isascii()
-            or not offset.isdigit()
-        ):
+        if not colon or not (number + offset).isascii() or not (number.isdigit() and offset.isdigit()):
             raise InvalidError(f"{written[:60]!r} is no list of positions; write it like 0:120,1:77")
         if len(number) > 10 or len(offset) > 18 or int(number) not in numbers:
             raise NotThereError(f"there is no partition {part[:60]}; there are {numbers[0]} to {numbers[-1]}")

@@ -16,7 +16,6 @@ from tidegate.web.open_tables import Opened, asked, known_tables, opened
 from tidegate.web.records import moment_of
 from tidegate.web.schemas import (
     ChangeShown,
-    CommitShown,
     Copy,
     DiffDocument,
     DiffQuestion,
@@ -32,8 +31,8 @@ from tidegate.web.schemas import (
     TableList,
     TableQuestion,
     cli,
-    copied,
     log_python,
+    shared,
 )
 from tidegate.web.site import Site
 
@@ -42,9 +41,24 @@ SHOWN_WINDOWS: Final = 500
 SHOWN_LATE: Final = 50
 SHOWN_KEYS: Final = 12
 MOST_COMPARED: Final = 200_000
-_OPEN_RECORDED: Final = (
-    "from tidegate.pipeline.table_catalog import open_recorded\nfrom tidegate.storage import open_backend"
-)
+_LIST_PYTHON: Final = """\
+from tidegate.pipeline.admin import list_apps
+from tidegate.pipeline.table_catalog import recorded_tables
+from tidegate.storage import open_backend
+from tidegate.tables.commits import stored_tables
+
+backend = open_backend({!r})
+for app in list_apps(backend):
+    for table in recorded_tables(backend, app):
+        print(table)
+print(stored_tables(backend))"""
+_APP_PYTHON: Final = """\
+from tidegate.pipeline.table_catalog import open_recorded
+from tidegate.storage import open_backend
+
+backend = open_backend({state!r}, read_only=True)
+with open_recorded(backend, {app!r}, {table!r}) as table:
+"""
 
 
 def table_list(site: Site) -> TableList:
@@ -55,41 +69,17 @@ def table_list(site: Site) -> TableList:
                 commits = table.commits()
                 if not commits:
                     raise UnavailableError("it is made anew just now; ask again in a moment")
-                newest = commits[-1]
+                number, committed_ms = commits[-1].number, commits[-1].committed_ms
                 lines.append(
-                    TableLine(
-                        name,
-                        table.app,
-                        table.kind,
-                        table.topic,
-                        newest.number,
-                        len(commits),
-                        newest.committed_ms,
-                    )
+                    TableLine(name, table.app, table.kind, table.topic, number, len(commits), committed_ms)
                 )
         except TidegateError as error:  # without a commit yet, say: the others are shown all the same
             lines.append(TableLine(name, name.partition(":")[0], "", "", 0, 0, 0, str(error)))
     return TableList(
         str(site.state_path),
         lines,
-        copied([cli("tidegate table info", state=site.state_path)], _list_python(site)),
+        Copy(cli("tidegate table info", state=site.state_path), _LIST_PYTHON.format(str(site.state_path))),
     )
-
-
-def _list_python(site: Site) -> str:
-    lines = (
-        "from tidegate.pipeline.table_catalog import recorded_tables",
-        "from tidegate.pipeline.admin import list_apps",
-        "from tidegate.storage import open_backend",
-        "from tidegate.tables.commits import stored_tables",
-        "",
-        f"backend = open_backend({str(site.state_path)!r})",
-        "for app in list_apps(backend):",
-        "    for table in recorded_tables(backend, app):",
-        "        print(table)",
-        "print(stored_tables(backend))",
-    )
-    return "\n".join(lines)
 
 
 def table_document(site: Site, name: str, question: TableQuestion) -> TableDocument:
@@ -106,29 +96,21 @@ def _document(site: Site, table: Opened, question: TableQuestion) -> TableDocume
     columns = table.columns
     numbers = [each for each in columns if any(isinstance(row.value.get(each), int | float) for row in rows)]
     column = question.column if question.column in columns else (numbers or columns or [""])[0]
-    return TableDocument(
-        name=table.name,
-        app=table.app,
-        kind=table.kind,
-        topic=table.topic,
-        changelog=table.changelog,
-        window_ms=table.window_ms,
-        is_versioned=table.is_versioned,
-        columns=columns,
-        unread_columns=list(table.unread_columns),
-        column=column,
-        commit=table.number,
-        committed_ms=table.committed_ms,
-        commits=[CommitShown(each.number, each.committed_ms, each.records) for each in table.commits()],
-        positions={str(number): offset for number, offset in sorted(table.positions.items())},
-        key=key,
-        some_keys=some,
-        rows=rows[-SHOWN_WINDOWS:],
-        rows_total=len(rows),
-        late=late,
-        late_total=late_total,
-        by_hand=_by_hand(site, table, key),
-    )
+    found = {
+        "unread_columns": list(table.unread_columns),
+        "column": column,
+        "commit": table.number,
+        "commits": table.commits(),
+        "positions": {str(number): offset for number, offset in sorted(table.positions.items())},
+        "key": key,
+        "some_keys": some,
+        "rows": rows[-SHOWN_WINDOWS:],
+        "rows_total": len(rows),
+        "late": late,
+        "late_total": late_total,
+        "by_hand": _by_hand(site, table, key),
+    }
+    return TableDocument(**shared(table, TableDocument) | found)
 
 
 def fetch(site: Site, name: str, question: FetchQuestion) -> RowsDocument:
@@ -177,15 +159,6 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
         for place in sorted({*old, *new}, key=repr)
         if old.get(place) != new.get(place)
     ]
-    line = _commits_line(site, name)
-    if is_versioned:
-        line = cli(
-            "tidegate table diff",
-            f"{name}_v{question.before}",
-            f"{name}_v{question.after}",
-            state=site.state_path,
-        )
-    python = _diff_python(site, name, wanted, question, is_versioned=is_versioned)
     return DiffDocument(
         table=name,
         is_versioned=is_versioned,
@@ -196,7 +169,7 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
         changed=sum(1 for each in changes if each.before is not None and each.after is not None),
         rows=changes[:SHOWN_WINDOWS],
         is_complete=not (old_more or new_more),
-        by_hand=copied([line], python),
+        by_hand=_diff_by_hand(site, name, wanted, question, is_versioned=is_versioned),
     )
 
 
@@ -206,61 +179,38 @@ def explain(site: Site, name: str, question: ExplainQuestion) -> ExplainDocument
 
     def look(table: Opened) -> ExplainDocument:
         found = table.explain(site.log, question.key, start, end, site.limits.scan_records)
-        outcomes: dict[str, int] = {}
-        for part in found.parts:
-            outcomes[part.outcome] = outcomes.get(part.outcome, 0) + 1
-        return msgspec.structs.replace(
-            found,
-            outcomes=outcomes,
-            by_hand=_by_hand(site, table, question.key, explains=question.start or "0", end=question.end),
-        )
+        copies = _by_hand(site, table, question.key, explains=question.start or "0", end=question.end)
+        return msgspec.structs.replace(found, by_hand=copies)
 
     return asked(site, name, None, look)
 
 
-def _diff_python(site: Site, name: str, key: Any, question: DiffQuestion, *, is_versioned: bool) -> str:
+def _diff_by_hand(site: Site, name: str, key: Any, question: DiffQuestion, *, is_versioned: bool) -> Copy:
     """Both sides, printed one after the other."""
     app, colon, short = name.partition(":")
-    state = str(site.state_path)
+    state, numbers = str(site.state_path), f"({question.before}, {question.after})"
     if colon:
         rows = "to_arrow()" if key is None else f"fetch({_literal(key)}).to_arrow()"
-        return "\n".join(
-            (
-                _OPEN_RECORDED,
-                "",
-                f"backend = open_backend({state!r})",
-                f"with open_recorded(backend, {app!r}, {short!r}) as table:",
-                f"    for number in ({question.before}, {question.after}):",
-                "        with table.as_of(number) as then:",
-                f"            print(number, then.{rows})",
-            )
+        opening = _APP_PYTHON.format(state=state, app=app, table=short)
+        python = (
+            f"{opening}    for number in {numbers}:\n        with table.as_of(number) as then:\n"
+            f"            print(number, then.{rows})"
         )
+        return Copy(cli("tidegate app checkpoints", app, state=state), python)
     if is_versioned:
         rows = "to_arrow()" if key is None else f"get({_literal(key)})"
-        return "\n".join(
-            (
-                "import tidegate as tg",
-                "",
-                f"for number in ({question.before}, {question.after}):",
-                f"    with tg.versioned_table({name!r}, state={state!r}, version=number) as table:",
-                f"        print(number, table.{rows})",
-            )
+        python = (
+            f"import tidegate as tg\n\nfor number in {numbers}:\n"
+            f"    with tg.versioned_table({name!r}, state={state!r}, version=number) as table:\n"
+            f"        print(number, table.{rows})"
         )
-    return "\n".join(
-        (
-            "from tidegate.storage import open_backend",
-            "from tidegate.tables.commits import load_commits",
-            "",
-            f"print(load_commits(open_backend({state!r}), {name!r}))",
-        )
+        sides = (f"{name}_v{question.before}", f"{name}_v{question.after}")
+        return Copy(cli("tidegate table diff", *sides, state=state), python)
+    python = (
+        "from tidegate.storage import open_backend\nfrom tidegate.tables.commits import load_commits\n\n"
+        f"print(load_commits(open_backend({state!r}), {name!r}))"
     )
-
-
-def _commits_line(site: Site, name: str) -> str:
-    app, colon, _ = name.partition(":")
-    if colon:
-        return cli("tidegate app checkpoints", app, state=site.state_path)
-    return cli("tidegate table info", name, state=site.state_path)
+    return Copy(cli("tidegate table info", name, state=state), python)
 
 
 def _compared(table: Opened, key: str) -> tuple[dict[tuple[Any, Any, Any], dict[str, Any]], bool]:
@@ -286,62 +236,43 @@ def _after(written: str) -> tuple[int | None, int]:
     if not written:
         return None, 0
     commit, dash, skip = written.partition("-")
-    if (
-        not dash
-        or not (commit + skip).isascii()
-        or not commit.isdigit()
-        or not skip.isdigit()
-        or len(skip) > 12
-    ):
+    is_number = (commit + skip).isascii() and commit.isdigit() and skip.isdigit() and len(skip) <= 12
+    if not dash or not is_number:
         raise InvalidError("after is what the page before gave as `next`; take it as it was")
     return int(commit), int(skip)
 
 
 def _by_hand(site: Site, table: Opened, key: str, explains: str = "", end: str = "") -> Copy:
-    short = table.name.partition(":")[2] or table.name
+    """What fetches a key (without one, all rows), or explains one of its windows."""
+    short, state = table.name.partition(":")[2] or table.name, str(site.state_path)
+    line = _by_command(site, table, key, "" if table.is_versioned else explains, end)
     if table.app:
-        asks = f"fetch({_literal(table.typed(key))})" if key else "all()"
-        lines = [
-            _OPEN_RECORDED,
-            "",
-            f"backend = open_backend({str(site.state_path)!r}, read_only=True)",
-            f"with open_recorded(backend, {table.app!r}, {short!r}) as table:",
-            f"    print(table.{asks}.to_arrow())",
-        ]
+        python = _APP_PYTHON.format(state=state, app=table.app, table=short)
         if explains:
-            start = moment_of(explains, 0)
-            opening = log_python(
-                site.log_path, f"print(explain_window(table, log, {_literal(table.typed(key))}, {start}))"
-            )
-            lines[0] = f"from tidegate.pipeline.lineage import explain_window\n{_OPEN_RECORDED}"
-            lines[4:] = [f"    {line}" for line in opening.splitlines() if line]
-        python = "\n".join(lines)
-        return copied([_by_command(site, table, key, explains, end)], python)
+            wanted = f"{_literal(table.typed(key))}, {moment_of(explains, 0)}"
+            inside = log_python(site.log_path, f"print(explain_window(table, log, {wanted}))").splitlines()
+            python = f"from tidegate.pipeline.lineage import explain_window\n{python}"
+            return Copy(line, python + "\n".join(f"    {each}" for each in inside if each))
+        asks = f"fetch({_literal(table.typed(key))})" if key else "all()"
+        return Copy(line, f"{python}    print(table.{asks}.to_arrow())")
+    wanted = _literal(table.typed(key))
     if table.is_versioned:
-        python = "\n".join(
-            (
-                "import tidegate as tg",
-                "",
-                f"with tg.versioned_table({short!r}, state={str(site.state_path)!r}) as table:",
-                f"    print(table.get({_literal(table.typed(key))}))",
-            )
-        )
-        return copied([_by_command(site, table, key)], python)
+        python = f"import tidegate as tg\n\nwith tg.versioned_table({short!r}, state={state!r}) as table:\n"
+        return Copy(line, f"{python}    print(table.get({wanted}))")
     opening = {
         "window": f"tg.windowed_table(log, {table.topic!r}, {format_duration(table.window_ms)!r}, ",
         "session": f"tg.sessioned_table(log, {table.topic!r}, ",
         "key": f"tg.table(log, {table.topic!r}, ",
     }[table.kind]
-    wanted = _literal(table.typed(key))
-    asked = f"table.fetch({wanted}).to_arrow()" if table.kind != "key" else f"table.get({wanted})"
+    asks = f"fetch({wanted}).to_arrow()" if table.kind != "key" else f"get({wanted})"
     python = log_python(
         site.log_path,
         f"named = tg.Materialized({short!r})",
         f"rules = dict({table.rules}materialized=named, read_only=True)",
-        f"with {opening}state={str(site.state_path)!r}, **rules) as table:",
-        f"    print({asked})",
+        f"with {opening}state={state!r}, **rules) as table:",
+        f"    print(table.{asks})",
     )
-    return copied([_by_command(site, table, key, explains, end)], python)
+    return Copy(line, python)
 
 
 def _literal(key: Any) -> str:
@@ -350,11 +281,11 @@ def _literal(key: Any) -> str:
 
 
 def _by_command(site: Site, table: Opened, key: str, start: str = "", end: str = "") -> str:
-    """Return the command that explains a window, fetches a key, or without one scans the table."""
+    """Return the command that explains a window, fetches a key, or, where there is none, tells about the table."""
     if start:
         place = [key, *([] if table.kind == "key" else [start])]
         place += [end] if end and not table.app else []
         return cli("tidegate table explain", table.name, *place, log=site.log_path, state=site.state_path)
     if key:
         return cli("tidegate table fetch", table.name, key, state=site.state_path)
-    return cli("tidegate table scan", table.name, state=site.state_path)
+    return cli("tidegate table info", table.name, state=site.state_path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from tidegate.durations import format_duration, format_size
+from tidegate.durations import setting_meaning
 from tidegate.errors import AuthenticationError, CorruptError, TidegateError, UnavailableError
 from tidegate.web.schemas import (
     Copy,
@@ -21,9 +21,9 @@ from tidegate.web.schemas import (
     Setting,
     Share,
     cli,
-    copied,
     log_python,
     metric,
+    shared,
 )
 from tidegate.web.site import Site
 
@@ -219,6 +219,8 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
         f"for setting in log.describe({topic!r}).settings():",
         "    print(setting)",
     )
+    commands = [cli("tidegate topic describe", topic, log=site.log_path)]
+    commands += [] if site.cluster else [cli("tidegate log lifetime", topic, log=site.log_path)]
     return TopicDocument(
         name=topic,
         id=description.topic_id,
@@ -240,17 +242,11 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
         not_shown=NOT_SHOWN if site.cluster else "",
         checked_every_ms=checks,
         settings=[
-            SettingLine(entry.key, entry.value, str(entry.source), _meaning(entry.key, entry.value))
+            SettingLine(entry.key, entry.value, str(entry.source), setting_meaning(entry.key, entry.value))
             for entry in description.settings()
         ],
         traps=traps,
-        by_hand=copied(
-            [
-                cli("tidegate topic describe", topic, log=site.log_path),
-                *([] if site.cluster else [cli("tidegate log lifetime", topic, log=site.log_path)]),
-            ],
-            python,
-        ),
+        by_hand=Copy("\n".join(commands), python),
     )
 
 
@@ -291,15 +287,9 @@ def skew_of(sizes: list[int]) -> float:
 
 
 def _partition(row: dict[str, Any], share: float) -> PartitionLine:
-    return PartitionLine(
-        partition=row["partition"],
-        log_start=row["log_start"],
-        high_watermark=row["high_watermark"],
-        records=row["high_watermark"] - row["log_start"],
-        segments=row["segments"],
-        bytes=row["bytes"],
-        share=share,
-    )
+    names = ("partition", "log_start", "high_watermark", "segments", "bytes")
+    kept = row["high_watermark"] - row["log_start"]
+    return PartitionLine(records=kept, share=share, **{name: row[name] for name in names})
 
 
 def _lifetimes(
@@ -324,23 +314,16 @@ def _lifetimes(
 
 def _segment(partition: int, found: SegmentLifetime) -> SegmentLine:
     facts = found.segment
-    return SegmentLine(
-        partition=partition,
-        base_offset=facts.base_offset,
-        last_offset=max(facts.next_offset - 1, facts.base_offset),
-        next_offset=facts.next_offset,
-        bytes=facts.size_bytes,
-        first_ms=facts.first_timestamp_ms,
-        newest_ms=facts.largest_timestamp_ms,
-        active=facts.active,
-        due_ms=found.due_ms,
-        gone_earliest_ms=found.gone_earliest_ms,
-        gone_latest_ms=found.gone_latest_ms,
-        disk_latest_ms=found.disk_latest_ms,
-        rule=found.rule.value,
-        because=found.because,
-        change=found.change,
-    )
+    fields = shared(facts, SegmentLine) | shared(found, SegmentLine)
+    fields |= {
+        "partition": partition,
+        "last_offset": max(facts.next_offset - 1, facts.base_offset),
+        "bytes": facts.size_bytes,
+        "first_ms": facts.first_timestamp_ms,
+        "newest_ms": facts.largest_timestamp_ms,
+        "rule": found.rule.value,
+    }
+    return SegmentLine(**fields)
 
 
 def record_lifetime(site: Site, topic: str, partition: int, offset: int) -> SegmentLine | None:
@@ -351,15 +334,3 @@ def record_lifetime(site: Site, topic: str, partition: int, offset: int) -> Segm
         return None
     found: Any = lifetime_of_offset(_lifetimes(site, topic, partition)[0], offset)
     return None if found is None else _segment(partition, found)
-
-
-def _meaning(key: str, value: str) -> str:
-    """A number as people say it."""
-    if not value.lstrip("-").isdigit():
-        return ""
-    unit = key.rpartition(".")[2]
-    if value in ("-1", "9223372036854775807") and unit in ("ms", "bytes", "messages"):
-        return "no limit"
-    if unit == "ms" and int(value) > 0:
-        return format_duration(int(value))
-    return format_size(int(value)) if unit == "bytes" and int(value) >= 1024 else ""

@@ -1,7 +1,5 @@
 """The worker process: reads requests from one pipe, writes answers to another, in the order they are done.
 
-A process of its own, so that a long read cannot block the event loop, and one that takes too long can be killed.
-
     frame      u32 length, big-endian, then MessagePack
     opening    {log, state, limits, client}: the first frame; client settings are secrets, so not on a command line
     question   {number, name, path_params, query}: a name of `ENDPOINTS`; the name `GIVE_UP` cancels that number
@@ -44,8 +42,9 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.log.log import is_kafka
-from tidegate.web.endpoints import ENDPOINTS, RawAnswer
-from tidegate.web.failures import INTERNAL, NotThereError, failure_of
+from tidegate.web.endpoints import ENDPOINTS
+from tidegate.web.failures import INTERNAL, NotThereError, debugging, failure_of
+from tidegate.web.schemas import RawAnswer
 from tidegate.web.settings import Limits
 from tidegate.web.site import Site, answering
 
@@ -100,11 +99,6 @@ class PandasBlocker(MetaPathFinder):
         if name == "pandas":
             raise ModuleNotFoundError("pandas is not loaded here", name=name)
 
-    @classmethod
-    def install(cls) -> None:
-        if "pandas" not in sys.modules:
-            sys.meta_path.insert(0, cls())
-
 
 def _end_with_parent() -> None:
     with suppress(OSError, AttributeError):  # another system: then it ends when nobody asks any more
@@ -130,6 +124,9 @@ SWITCH_SECONDS: Final = 0.001
 """After how long a thread that computes lets another one go on: a look-up must not wait for a scan's turn to end."""
 LARGEST_FRAME: Final = 64 << 20
 _LENGTH: Final = struct.Struct(">I")
+_GONE: Final = NotThereError(
+    "what was being read has gone meanwhile: a log was deleted or moved; load the page again"
+)
 log = logging.getLogger("tidegate.web")
 
 
@@ -253,10 +250,10 @@ class Worker:
             status, failure = failure_of(error)
             return Answer(asked.number, status, msgspec.json.encode(failure))
         except FileNotFoundError:
-            status, failure = failure_of(_gone())
+            status, failure = failure_of(_GONE)
             return Answer(asked.number, status, msgspec.json.encode(failure))
         except Exception as error:
-            log.error("question %s failed: %s", asked.name, type(error).__name__, exc_info=_debugging())
+            log.error("question %s failed: %s", asked.name, type(error).__name__, exc_info=debugging())
             return Answer(asked.number, 500, msgspec.json.encode(INTERNAL))
         if isinstance(found, RawAnswer):
             return Answer(asked.number, 200, found.body, found.type, found.next)
@@ -277,17 +274,6 @@ def load() -> None:
     decode(encode(table({"key": [b"key"], "value": [b"value"]})), topic="load", partition=0)
 
 
-def _gone() -> TidegateError:
-
-    return NotThereError(
-        "what was being read has gone meanwhile: a log was deleted or moved; load the page again"
-    )
-
-
-def _debugging() -> bool:
-    return bool(os.environ.get("TIDEGATE_DEBUG"))
-
-
 def main() -> None:
     """`python -m tidegate.web.worker`: an opening and questions on its input, answers on its output."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -298,7 +284,7 @@ def main() -> None:
     if first is None:
         return
     opening = msgspec.msgpack.decode(first, type=Opening)
-    PandasBlocker.install()
+    sys.meta_path.insert(0, PandasBlocker())
     load()
 
     def answer() -> int:
