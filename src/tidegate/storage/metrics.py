@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidegate.metrics import Instrument, Metrics
-from tidegate.storage.memory.scratch import Scratch
+from tidegate.storage.scratch import Scratch
 
 if TYPE_CHECKING:
     from tidegate.storage.parts import StorageParts, TaskStorage

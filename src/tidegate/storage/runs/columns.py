@@ -31,8 +31,8 @@ from tidegate.kernels.run_merge import (
     spread_keys,
 )
 from tidegate.kernels.sorting import SPARE_BITS, UNSORTED, radix_sort
-from tidegate.storage.memory.scratch import COPIES, SMALL_BYTES, SORT_BYTES
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
+from tidegate.storage.scratch import COPIES, SMALL_BYTES, SORT_BYTES
 
 # -- hashes and buffers ------------------------------------------------------------------------------
 
