@@ -21,37 +21,16 @@ if TYPE_CHECKING:
     from tidegate.integrity.verdicts import Finding, Tolerance, Verdict
 
 _HOMES = {
-    "AuditReport": "report",
-    "ChainLimits": "sender",
-    "ChainState": "sender",
-    "CheckpointCadence": "replica",
-    "Finding": "verdicts",
-    "IntegrityColumns": "columns",
-    "Judged": "validator",
-    "Manifest": "state",
-    "OnError": "validator",
-    "PartitionState": "state",
-    "PartitionValidator": "validator",
-    "Push": "control_records",
-    "RangeSummary": "summary",
-    "Replica": "replica",
-    "Role": "replica",
-    "Sender": "sender",
-    "Sent": "state",
-    "Tolerance": "verdicts",
-    "ValidationRules": "validator",
-    "Verdict": "verdicts",
-    "audit_topic": "partition_audit",
-    "extend": "summary",
-    "merge": "summary",
-    "read_columns": "columns",
-    "restore_checkpoint": "state",
-    "send_heartbeat": "control_records",
-    "sorted_sender": "control_records",
-    "stable_guid": "control_records",
-    "summarise": "summary",
-    "take_checkpoint": "state",
-    "without_control": "columns",
+    "columns": ("IntegrityColumns", "read_columns", "without_control"),
+    "control_records": ("Push", "send_heartbeat", "sorted_sender", "stable_guid"),
+    "partition_audit": ("audit_topic",),
+    "replica": ("CheckpointCadence", "Replica", "Role"),
+    "report": ("AuditReport",),
+    "sender": ("ChainLimits", "ChainState", "Sender"),
+    "state": ("Manifest", "PartitionState", "Sent", "restore_checkpoint", "take_checkpoint"),
+    "summary": ("RangeSummary", "extend", "merge", "summarise"),
+    "validator": ("Judged", "OnError", "PartitionValidator", "ValidationRules"),
+    "verdicts": ("Finding", "Tolerance", "Verdict"),
 }
 
 __all__ = [
@@ -90,7 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'tidegate.integrity' has no attribute {name!r}")
     value = getattr(import_module(f"tidegate.integrity.{home}"), name)

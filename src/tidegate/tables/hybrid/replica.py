@@ -347,7 +347,7 @@ class Following:
     def _drain_plain(self, records: pa.RecordBatch, store: Store) -> int:
         store(records)
         self.replica.drainer.state.next_offset = offset_after(records)
-        self.replica.faults.counts.verdicts[Verdict.UNMANAGED] += records.num_rows
+        self.replica.faults.verdicts[Verdict.UNMANAGED] += records.num_rows
         return 0
 
     def _drain_counting(
