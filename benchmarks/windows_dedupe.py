@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from _report import Report, demand
-from tidegate.durations import duration_ms
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
 from tidegate.windows.events import EventBatch
@@ -106,7 +105,7 @@ def main() -> None:
         runtime,
         TASK,
         "dedupe",
-        Deduplicate("order", duration_ms(horizon), grace=0),
+        Deduplicate("order", f"{horizon}ms", grace=0),
         SCHEMA,
         randomness=SeededRandomness(2),
     )

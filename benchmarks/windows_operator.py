@@ -23,8 +23,10 @@ import pyarrow as pa
 from _report import Report, best_of, demand
 from _storage import roomy
 from tidegate.durations import duration_ms
-from tidegate.storage import Count, Sum, WorkerStorageRuntime
+from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling
 from tidegate.windows.operators.base import Moment, WindowRows
@@ -56,7 +58,8 @@ def events(batches: int, batch_ms: int, key_count: int = KEYS) -> list[EventBatc
 
 def fresh(kind: Hopping, emit: str) -> WindowOperator:
     runtime = WorkerStorageRuntime.open(roomy(), MemoryBackend())
-    return WindowOperator(runtime, "bench", "totals", kind, [Count("n"), Sum("total", "amount")], emit=emit)
+    sums = resolve({"n": agg.count(), "total": agg.sum("amount")}, pa.schema([("amount", pa.float64())]))
+    return WindowOperator(runtime, "bench", "totals", kind, sums, emit=emit)
 
 
 def check(given: list[EventBatch], kind: Tumbling) -> int:
@@ -139,7 +142,7 @@ def main() -> None:
     few = events(3, 3_600_000, key_count=100)
     costs = {}
     for advance in ("5m", "10s"):
-        costs[advance] = nanoseconds(few, Hopping("1h", duration_ms(advance), grace="1m"), "close", 1)
+        costs[advance] = nanoseconds(few, Hopping("1h", advance, grace="1m"), "close", 1)
         panes = 3_600_000 // duration_ms(advance)
         report.figure(
             f"100 keys, hopping 1h by {advance} ({panes} panes a window), emit on close",

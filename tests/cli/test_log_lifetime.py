@@ -176,6 +176,13 @@ def test_what_if_settings_change_the_answer(topic_log, capsys):
     assert {s["rule"] for s in answer(capsys)["partitions"][0]["segments"]} == {"unlimited"}
 
 
+def test_what_if_settings_may_be_the_brokers(topic_log, capsys):
+    log, _ = topic_log
+    asked = ["-X", "cleanup.policy=compact", "-X", "log.cleaner.enable=false", "--format", "json"]
+    assert run(["log", "lifetime", "canary", "--log", str(log), *asked]) == 0
+    assert "cleaner-off" in {trap["name"] for trap in answer(capsys)["traps"]}
+
+
 def test_the_table_and_a_picture_of_a_topic(topic_log, capsys, tmp_path):
     log, _ = topic_log
     picture = tmp_path / "topic.html"

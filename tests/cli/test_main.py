@@ -96,6 +96,8 @@ def test_help_lists_every_verb_and_every_exit_code(capsys: pytest.CaptureFixture
         (["zzz"], "there are topic, produce"),
         (["log", "dumb"], "did you mean dump?"),
         (["topic", "create"], "Missing argument"),
+        (["break", "orders"], "Missing option '--kind'. Choose from: drop, repeat, flip, swap"),
+        (["completion"], "Choose from: bash, zsh, fish (see tidegate completion --help)"),
         (["topic", "list", "--formt", "json"], "--formt"),
         (["topic", "create", "a", "-X", "nonsense"], "KEY=VALUE"),
         (["topic", "create", "a", "--log", "x", "--bootstrap-server", "y:1"], "keep one"),

@@ -418,6 +418,12 @@ def test_csv_values_may_hold_newlines_quotes_and_commas(path: Path, monkeypatch:
             "standard input: the record that begins in line 3 is longer than",
         ),
         ("csv", b"key,value\na,\xff\xfe\n", "invalid UTF8"),
+        (
+            "csv",
+            b'key,value\na,1\nb,"2\nc,3\nd,4\n',
+            "the record that begins in line 3 has a quote that is not closed",
+        ),
+        ("csv", b'key,value\na,"1""', "line 2 has a quote that is not closed"),
         ("csv", b"", "it is empty"),
         ("csv", b"key,value\na\n", "Expected 2 columns, got 1"),
         ("csv", b"key,key,value\na,b,1\n", "columns twice: key"),

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -147,14 +148,47 @@ def test_a_stopped_partition_is_exit_code_5_and_can_be_resumed(
     assert run(["app", "status", *state]) == 5
     shown = capsys.readouterr()
     assert json.loads(shown.out)["stopped"] == 1 and stopped["command"] in shown.err
-    command = stopped["command"].split()[1:]
-    assert run([*command, *state]) == 0
+    # The state is not where commands look by themselves, so the command says where it is.
+    assert f"resume with: {stopped['command']}\n" in shown.err
+    assert stopped["command"].endswith(shlex.join(state))
+    assert run(shlex.split(stopped["command"])[1:]) == 0
     capsys.readouterr()
     assert run(["run", "clicks", "--once", "--engine", "local"]) == 0
     assert printed_json(capsys)["records"] == 2
     assert run(["app", "status", "counts", *state, "--log", str(shop / "log")]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["stopped"], row["lag"], row["losses"]) == (0, 0, 1)
+
+
+def test_a_function_that_ends_the_process_stops_its_partition(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the run would end with the function's exit code, as if somebody had asked it to end."""
+    text = (
+        (shop / "clicks.py")
+        .read_text()
+        .replace(".window(", ".map(leave, pa.schema([('x', 'float64')])).window(")
+    )
+    leave = "def leave(batch):\n    return sys.exit(0) if batch.num_rows else batch.select(['x'])\n"
+    (shop / "clicks.py").write_text(f"import sys, pyarrow as pa\n{leave}{text}")
+    assert run(["run", "clicks", "--once", "--engine", "local"]) == 5
+    shown = capsys.readouterr()
+    (stopped,) = json.loads(shown.out.splitlines()[-1])["stopped"]
+    assert stopped["offset"] == 0 and "leave(…) failed with RuntimeError: it called sys.exit(0)" in shown.err
+
+
+def test_an_aggregate_that_ends_the_process_is_no_end_of_the_run(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        (shop / "clicks.py")
+        .read_text()
+        .replace(".count()", '.agg(n=tg.reduce("x", leave, state=pa.float64()))')
+    )
+    leave = "def leave(*_):\n    sys.exit(0)\n"
+    (shop / "clicks.py").write_text(f"import sys, pyarrow as pa\n{leave}{text}")
+    assert run(["run", "clicks", "--once", "--engine", "local"]) == 2
+    assert "a function of app counts called sys.exit(0)" in capsys.readouterr().err
 
 
 def test_an_app_can_be_reset_and_replayed(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,6 +413,12 @@ def test_a_refused_change_keeps_its_lines(shop: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "error: app counts was changed in a way its state cannot follow:"
     assert lines[1].startswith("- ") and len(lines) >= 3
+    ways = re.findall(r"`tidegate ([^`]+)`", lines[2])
+    assert len(ways) == 2 and [run([*shlex.split(way), "--yes"]) for way in ways] == [0, 0]
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 2  # its topic holds windows of before
+    with tg.Log(shop / "log") as log:
+        log.delete_topic("counts")
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 0
 
 
 def broken_by(shop: Path, how: str) -> None:

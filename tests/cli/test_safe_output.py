@@ -17,6 +17,7 @@ import tidegate as tg
 from tidegate.cli.output import visible
 from tidegate.errors import InvalidError, without_credentials
 from tidegate.files import Files
+from tidegate.pipeline.progress import given_state
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b2J", "\x7f\x08\x08", "over\rwritten", "\u202etxt.exe", "\u2028line",
@@ -161,6 +162,12 @@ REFUSED = [
     ("topic", "list", "--log", "http://me:s3cr3t@host/x"),
     ("push", "file.parquet", "--table", "t", "--state", S3, "--log", KAFKA),
 ]
+
+
+def test_a_command_that_is_told_names_a_state_only_where_its_address_is_no_secret() -> None:
+    assert given_state("s3://bucket/a b") == " --state 's3://bucket/a b'"
+    for address in ("s3://user:secret@bucket/x", None, str(Path("data/state").absolute())):
+        assert given_state(address) == ""
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(words[:2]))

@@ -93,6 +93,10 @@ def test_the_table_is_for_people_and_lines_for_programs(tmp_path, capsys):
         (["orders", "--spark", "--jobs", "2"], "keep one"),
         (["orders", "--master", "local[1]"], "add --spark"),
         (["no/such/folder"], "not a folder"),
+        (
+            ["--log", "nowhere"],
+            "there is no log at nowhere: give --log URL or set TIDEGATE_LOG, or name a folder",
+        ),
         (["nosuchtopic", "--log", "{log}"], "nosuchtopic"),
     ],
 )

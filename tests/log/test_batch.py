@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from batch_checks import check_batch
 from tidegate.errors import CorruptError
 from tidegate.log.format.batch import (
     HEADER_SIZE,
@@ -12,7 +13,6 @@ from tidegate.log.format.batch import (
     Codec,
     TimestampType,
     batch_crc,
-    check_batch,
     crc32c,
     iter_headers,
     next_sequence,

@@ -50,7 +50,7 @@ def test_the_roll_comes_with_the_110th_record_not_before(place: Place) -> None:
 
 def test_index_entries_are_the_published_ones(place: Place) -> None:
     log = run_canary(place, 110)
-    indexes = log.segments[0].indexes
+    indexes = log.segments[0]
     assert list(indexes.offsets) == [(28, 4169), (56, 8364), (84, 12564)]
     assert (
         place.folder / f"{FIRST}.index"
@@ -60,7 +60,7 @@ def test_index_entries_are_the_published_ones(place: Place) -> None:
 
 def test_while_the_segment_is_active_the_time_index_has_three_entries(place: Place) -> None:
     log = run_canary(place, 109)
-    assert [entry.offset for entry in log.segments[0].indexes.times] == [28, 56, 84]
+    assert [entry.offset for entry in log.segments[0].times] == [28, 56, 84]
 
 
 def test_checksums_are_the_published_ones(place: Place) -> None:
@@ -95,7 +95,7 @@ def test_small_indexes_roll_at_offset_49(place: Place) -> None:
 
 def test_the_small_indexes_hold_24_entries_each_and_the_reserved_slot_stays_free(place: Place) -> None:
     log = run_canary(place, 50, index_interval_bytes=150, segment_index_bytes=300)
-    indexes = log.segments[0].indexes
+    indexes = log.segments[0]
     assert [entry.offset for entry in indexes.offsets] == list(range(2, 50, 2))
     assert [entry.offset for entry in indexes.times] == list(range(2, 50, 2))
 

@@ -14,6 +14,7 @@ from tidegate.log.catalog import TopicPartition
 from tidegate.log.checkpoints import (
     CLEAN_SHUTDOWN,
     CLOSED_NAME,
+    HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
     forget_closed,
@@ -25,7 +26,6 @@ from tidegate.log.checkpoints import (
     was_closed_cleanly,
     write_offsets,
 )
-from tidegate.log.checkpoints import Position as Kept
 from tidegate.log.log import Log
 from tidegate.log.producer_state import Origin
 from tidegate.testing.batches import Rec, build_batch
@@ -100,10 +100,10 @@ def test_merging_keeps_the_lines_of_others(tmp_path: Path) -> None:
     files = Files()
     write_offsets(tmp_path / RECOVERY_POINTS, {A: 1, B: 2}, files=files)
     write_offsets(tmp_path / LOG_STARTS, {A: 1, B: 2}, files=files)
-    merge_checkpoints(files, tmp_path, {A: Kept(10, 5, 5, 10)})
+    merge_checkpoints(files, tmp_path, {A: {RECOVERY_POINTS: 10, HIGH_WATERMARKS: 10, LOG_STARTS: None}})
     assert read_offsets(tmp_path / RECOVERY_POINTS, files=files) == {A: 10, B: 2}
-    assert read_offsets(tmp_path / LOG_STARTS, files=files) == {B: 2}  # at the first base: no line
-    merge_checkpoints(files, tmp_path, {A: Kept(10, 7, 5, 10)})
+    assert read_offsets(tmp_path / LOG_STARTS, files=files) == {B: 2}
+    merge_checkpoints(files, tmp_path, {A: {RECOVERY_POINTS: 10, HIGH_WATERMARKS: 10, LOG_STARTS: 7}})
     assert read_offsets(tmp_path / LOG_STARTS, files=files) == {A: 7, B: 2}
 
 
@@ -154,3 +154,15 @@ def test_a_clean_reopening_of_ten_thousand_log_segments_reads_the_tail_of_the_la
         ]
         assert {effect.path.stem for effect in looked_at} == {f"{20_000:020d}"}  # its tail: is it as sealed?
         assert sum(effect.length for effect in looked_at) <= 65_536
+
+
+def test_only_a_log_start_inside_its_first_segment_has_a_line(tmp_path: Path) -> None:
+    with Log(tmp_path / "log") as log:
+        log.create_topic("t")
+        partition = log.partition("t", 0)
+        for value in (b"a", b"b"):
+            partition.append(bytearray(build_batch([Rec(None, value)])))
+        partition.acknowledge(sync=True)
+        assert partition.checkpoint_lines()[LOG_STARTS] is None  # the name of the file says it
+        log.delete_records("t", 0, 1)
+        assert partition.checkpoint_lines()[LOG_STARTS] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from tidegate.files import Files
 from tidegate.log import checkpoints
 from tidegate.log.checkpoints import LeaderEpochs
-from tidegate.log.format.batch import BatchHeader, ControlType, iter_headers, read_control
+from tidegate.log.format.batch import BatchHeader, iter_headers
 from tidegate.log.indexes import AbortedTxn, OffsetIndex, TimeIndex, TransactionIndex
-from tidegate.log.producer_state import CompletedTxn, Origin, ProducerStates, decode_snapshot, encode_snapshot
+from tidegate.log.producer_state import Origin, ProducerStates, check_batch, decode_snapshot, encode_snapshot
 
 FILES = Files()
 RECORDED = Path(__file__).parents[1] / "fixtures" / "kafka-3.9" / "folders"
@@ -92,13 +93,11 @@ def test_snapshots_and_aborted_transactions_of_a_broker_follow_from_its_log(
     checked = 0
     for _, position, data, header in batches_of(folder):
         checked += compare(states, snapshots.get(header.base_offset))
-        if header.has_producer:
-            completed = replayed(states, header, data, position)
-            if completed is not None:
-                stable = states.last_stable_offset(completed)
-                if completed.is_aborted:
-                    derived.append(AbortedTxn(*completed[:3], stable))
-                states.complete_txn(completed)
+        content = data[position : position + header.size]
+        if (step := check_batch(states, header, partial(bytes, content), Origin.REPLICATION)) is not None:
+            states.update(step)
+            if step.aborted is not None:
+                derived.append(step.aborted)
         states.update_map_end_offset(header.next_offset)
     checked += compare(states, snapshots.get(states.map_end_offset))
     assert checked == len(snapshots)
@@ -118,20 +117,3 @@ def compare(states: ProducerStates, recorded: bytes | None) -> int:
     if len(entries) <= 1:
         assert encode_snapshot(entries) == recorded
     return 1
-
-
-def replayed(states: ProducerStates, header: BatchHeader, data: bytes, position: int) -> CompletedTxn | None:
-    append = states.prepare(header.producer_id, Origin.REPLICATION)
-    completed = None
-    if header.is_control:
-        control = read_control(data, position)
-        assert control.coordinator_epoch is not None
-        completed = append.append_marker(
-            header,
-            is_abort=control.kind is ControlType.ABORT,
-            coordinator_epoch=control.coordinator_epoch,
-        )
-    else:
-        append.append(header)
-    states.update(append)
-    return completed

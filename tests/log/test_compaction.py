@@ -396,10 +396,10 @@ def test_indexes_of_a_compacted_segment_find_every_offset_and_time(world: Compac
     world.log.roll()
     world.clean()
     segment = world.log.segments[0]
-    segment.indexes.offsets.sanity_check()
-    segment.indexes.times.sanity_check()
+    segment.offsets.sanity_check()
+    segment.times.sanity_check()
     starts = dict(segment.batches())
-    entries = list(segment.indexes.offsets)
+    entries = list(segment.offsets)
     assert len(entries) > 10
     assert all(starts[entry.position].last_offset == entry.offset for entry in entries)
     rows = world.records().to_pylist()
@@ -411,7 +411,7 @@ def test_indexes_of_a_compacted_segment_find_every_offset_and_time(world: Compac
         assert hit is not None
         assert hit.offset == min(r["offset"] for r in rows if r["timestamp"] >= record["timestamp"])
     largest = max(starts.values(), key=lambda header: header.max_timestamp)
-    assert segment.indexes.times.last_entry.timestamp == largest.max_timestamp
+    assert segment.times.last_entry.timestamp == largest.max_timestamp
 
 
 def test_index_smaller_than_needed_stays_right(tmp_path: Path) -> None:

@@ -6,15 +6,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.log.compaction_filter import CleanedTransactions, CleaningFilter, Kept, KeyMap, LastBatch, Rules
-from tidegate.log.format.batch import BatchHeader, check_batch, iter_headers
+from batch_checks import check_batch
+from tidegate.log.compaction_filter import CleanedTransactions, CleaningFilter, Kept, KeyMap, Rules
+from tidegate.log.format.batch import BatchHeader, iter_headers
 from tidegate.log.format.decode import decode, scan_batches
 from tidegate.log.indexes import AbortedTxn
+from tidegate.log.producer_state import BatchMetadata, ProducerEntry
 from tidegate.randomness import SeededRandomness
 from tidegate.testing.batches import CODECS, CodecName, Rec, build_batch, end_transaction_batch
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
+
+
+def last_batch(producer_id: int, last_offset: int, epoch: int) -> ProducerEntry:
+    """An active producer; its last data offset is -1 when only a marker is known."""
+    batches = () if last_offset < 0 else (BatchMetadata(0, last_offset, 0, 0),)
+    return ProducerEntry(producer_id, epoch, batches=batches)
 
 
 def run(
@@ -23,7 +31,7 @@ def run(
     *,
     mapped_to: int = 10**9,
     round_end: int = 10**9,
-    active: dict[int, LastBatch] | None = None,
+    active: dict[int, ProducerEntry] | None = None,
     aborted: list[AbortedTxn] | None = None,
     now_ms: int = NOW_MS,
 ) -> Kept:
@@ -203,7 +211,7 @@ def producer_batch(base_offset: int, producer_id: int, sequence: int, codec: Cod
 
 def test_last_batch_of_an_active_producer_stays_as_a_header__LS_C2() -> None:
     data = producer_batch(0, 1, 0) + producer_batch(2, 1, 2, codec="gzip") + producer_batch(4, 2, 0)
-    active = {1: LastBatch(3, 1), 7: LastBatch(99, 1)}
+    active = {1: last_batch(1, 3, 1), 7: last_batch(7, 99, 1)}
     kept = run(data, {b"k": 1000}, active=active)
     (header,) = headers(kept)
     assert (header.base_offset, header.last_offset, header.count, header.size) == (2, 3, 0, 61)
@@ -232,13 +240,13 @@ def test_marker_is_the_last_batch_of_a_producer_known_by_a_marker_only() -> None
         producer_epoch=3,
         **horizon,
     )
-    first = run(marker, {}, active={5: LastBatch(-1, 3)})
+    first = run(marker, {}, active={5: last_batch(5, -1, 3)})
     assert headers(first)[0].delete_horizon_ms == NOW_MS + DAY_MS
-    (header,) = headers(run(with_horizon, {}, active={5: LastBatch(-1, 3)}))
+    (header,) = headers(run(with_horizon, {}, active={5: last_batch(5, -1, 3)}))
     assert (header.count, header.is_control, header.producer_epoch) == (0, True, 3)
-    assert run(with_horizon, {}, active={5: LastBatch(-1, 4)}).data == b""
-    emptied = run(with_horizon, {}, active={5: LastBatch(-1, 3)}).data
-    assert run(emptied, {}, active={5: LastBatch(-1, 3)}).data == emptied
+    assert run(with_horizon, {}, active={5: last_batch(5, -1, 4)}).data == b""
+    emptied = run(with_horizon, {}, active={5: last_batch(5, -1, 3)}).data
+    assert run(emptied, {}, active={5: last_batch(5, -1, 3)}).data == emptied
 
 
 # -- transactions ------------------------------------------------------------------------------------
@@ -293,7 +301,7 @@ def test_order_of_verbatim_rebuilt_and_emptied_batches_is_kept() -> None:
             )
         )
     latest = {b"old": 10**6, b"z": 10**6}
-    kept = run(b"".join(batches), latest, active={0: LastBatch(1, 0), 15: LastBatch(31, 0)})
+    kept = run(b"".join(batches), latest, active={0: last_batch(0, 1, 0), 15: last_batch(15, 31, 0)})
     expected = [number for number in range(30) if number % 3 or number in (0, 15)]
     assert [header.base_offset // 2 for header in headers(kept)] == expected
     assert [row[0] for row in records(kept)] == [number * 2 + 1 for number in range(30) if number % 3]

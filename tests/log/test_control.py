@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from batch_checks import check_batch
 from encoded_batches import end_txn_marker
 from tidegate.errors import CorruptError
 from tidegate.log.format.batch import (
     ControlRecord,
     ControlType,
-    check_batch,
     parse_control,
     read_control,
 )

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from batch_checks import check_batch
 from encoded_batches import encode_batches
 from tidegate.errors import InvalidError
-from tidegate.log.format.batch import MAX_SEQUENCE, BatchHeader, Codec, check_batch, stamp
+from tidegate.log.format.batch import MAX_SEQUENCE, BatchHeader, Codec, stamp
 from tidegate.log.format.decode import decode, inspect_records
 from tidegate.log.format.encode import (
     ProducerStamp,

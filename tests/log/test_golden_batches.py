@@ -10,7 +10,8 @@ from kafka_home import FIXTURES
 from raw_batches import stored_batches
 from recorded import answers, names
 
-from tidegate.log.format.batch import Codec, TimestampType, check_batch, stamp
+from batch_checks import check_batch
+from tidegate.log.format.batch import Codec, TimestampType, stamp
 from tidegate.log.format.decode import decode, scan_batches
 from tidegate.log.format.encode import ProducerStamp, encode
 

@@ -15,7 +15,7 @@ from tidegate.files import Effect, Files
 from tidegate.log.fetch import Isolation, LogPoint
 from tidegate.log.group_commit import GroupCommit
 from tidegate.log.log import Log
-from tidegate.log.producer_state import ProducerStates
+from tidegate.log.producer_state import SnapshotFiles
 from tidegate.testing.faults import EffectCounter, FailSync
 
 
@@ -238,11 +238,11 @@ def test_a_snapshot_that_leaves_with_its_segment_while_it_is_synced_is_no_failed
     """Retention and compaction rename snapshots while a writer syncs: one that was seen may be gone when opened."""
     asked, exists = [], Files.exists
 
-    def gone(_: ProducerStates, base: int) -> Path:
+    def gone(_: SnapshotFiles, base: int) -> Path:
         asked.append(base)
         return tmp_path / "gone.snapshot"
 
-    monkeypatch.setattr(ProducerStates, "snapshot_path", gone)
+    monkeypatch.setattr(SnapshotFiles, "existing_path", gone)
     monkeypatch.setattr(
         Files, "exists", lambda self, path: path.name == "gone.snapshot" or exists(self, path)
     )

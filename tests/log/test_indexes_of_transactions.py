@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.indexes import AbortedSearch, AbortedTxn, TransactionIndex
+from tidegate.log.indexes import AbortedTxn, TransactionIndex
 
 FOUR = [
     AbortedTxn(0, 0, 10, 11),
@@ -50,7 +50,7 @@ def test_aborted_transactions_of_a_fetch_are_collected(
     tmp_path: Path, start: int, upper: int, found: list[AbortedTxn], complete: bool, reopened: bool
 ) -> None:
     index = filled(tmp_path, reopened=reopened)
-    assert index.collect_aborted(start, upper) == AbortedSearch(found, complete)
+    assert index.collect_aborted(start, upper) == (found, complete)
 
 
 @pytest.mark.parametrize(

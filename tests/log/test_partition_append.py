@@ -131,8 +131,8 @@ def test_an_empty_active_segment_with_a_full_index_is_made_anew(place: Place, br
     log.append(one_record())
     log.roll()
     empty = log.active_segment
-    empty.indexes.prepare()
-    getattr(empty.indexes, broken).resize(0)
+    empty.grow_indexes(10 << 20)
+    getattr(empty, broken).resize(0)
     log.append(one_record())
     assert bases(log) == [0, 1]
     assert log.active_segment is not empty
@@ -166,7 +166,7 @@ def test_follower_appends_index_every_batch_but_the_first(place: Place, appends:
     log = place.open(index_interval_bytes=1)
     for offset in range(appends):
         replicate(log, one_record(timestamp=offset + 10, base_offset=offset))
-    times = log.active_segment.indexes.times
+    times = log.active_segment.times
     assert times.entries == appends - 1
     assert times.last_entry == (appends + 9, appends - 1)
 
@@ -176,8 +176,8 @@ def test_many_batches_in_one_follower_append_are_indexed_one_by_one(place: Place
     many = b"".join(one_record(timestamp=offset, base_offset=offset, leader_epoch=3) for offset in range(20))
     info = replicate(log, many + b"\0" * 20)
     assert (info.first_offset, info.last_offset, info.size) == (0, 19, 20 * 72)
-    assert [entry.offset for entry in log.active_segment.indexes.offsets] == list(range(1, 20))
-    assert [tuple(entry) for entry in log._state.epochs.entries] == [(3, 0)]
+    assert [entry.offset for entry in log.active_segment.offsets] == list(range(1, 20))
+    assert [tuple(entry) for entry in log._epochs.entries] == [(3, 0)]
 
 
 def test_an_index_filled_in_the_middle_of_an_append_rolls_with_the_next(place: Place) -> None:
@@ -472,7 +472,7 @@ def test_a_coordinator_may_write_markers_and_a_client_may_not(place: Place) -> N
     with pytest.raises(InvalidError, match="control batch"):
         log.append(marker)
     log.append(marker, origin=Origin.COORDINATOR)
-    assert list(log.active_segment.indexes.transactions) == [(1, 0, 1, 2)]
+    assert list(log.active_segment.transactions) == [(1, 0, 1, 2)]
 
 
 @pytest.mark.parametrize("rolls", [pytest.param((1, 2, 3), id="LS-U20")])
@@ -549,11 +549,11 @@ def test_a_marker_that_could_not_be_written_aborts_nothing(place: Place, n: int)
     fault.n = fault._counter.count + n
     with pytest.raises(UnavailableError):
         log.append(marker, origin=Origin.COORDINATOR)
-    assert list(log.active_segment.indexes.transactions) == []
+    assert list(log.active_segment.transactions) == []
     assert log.active_producers[1].txn_first_offset == 0
     log.append(one_record(timestamp=1, producer_id=1, producer_epoch=0, base_sequence=1, transactional=True))
     log.append(marker, origin=Origin.COORDINATOR)
-    assert list(log.active_segment.indexes.transactions) == [(1, 0, 2, 3)]
+    assert list(log.active_segment.transactions) == [(1, 0, 2, 3)]
 
 
 def test_a_disk_that_fills_up_and_is_emptied_again_is_survived(place: Place) -> None:

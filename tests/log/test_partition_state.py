@@ -41,7 +41,7 @@ def bases(log: PartitionLog) -> list[int]:
 
 
 def epochs(log: PartitionLog) -> list[tuple[int, int]]:
-    return [tuple(entry) for entry in log._state.epochs.entries]
+    return [tuple(entry) for entry in log._epochs.entries]
 
 
 # -- cutting the end -----------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_reloading_keeps_snapshots_inside_the_log(
         bench.states.take_snapshot()
     assert bench.files() == [1, 2, 3, 4, 5]
     bench.states.truncate_and_reload(log_start, log_end, bench.clock.now_ms())
-    assert bench.files() == kept == list(bench.states.snapshots)
+    assert bench.files() == kept == list(bench.states.snapshots.offsets)
     assert bench.states.map_end_offset == (kept[-1] if kept else log_start)
     assert set(bench.states.active_producers) == ({PID} if kept else set())
 
@@ -133,7 +133,7 @@ def test_without_any_good_snapshot_the_log_start_is_where_replay_begins(bench: B
     bench.states.take_snapshot()
     offset_file(bench.folder, 8, SNAPSHOT).write_bytes(b"junk")
     states = bench.reloaded(5, 20).states
-    assert (states.map_end_offset, states.snapshots) == (5, ())
+    assert (states.map_end_offset, states.snapshots.offsets) == (5, ())
     assert states.is_empty
 
 
@@ -153,7 +153,7 @@ def test_stray_snapshots_are_removed_except_one_behind_the_last_base(
     for offset in (2, 5, 42):
         offset_file(bench.folder, offset, SNAPSHOT).write_bytes(b"")
     bench.states.remove_stray_snapshots(bases)
-    assert bench.files() == kept == list(bench.states.snapshots)
+    assert bench.files() == kept == list(bench.states.snapshots.offsets)
 
 
 def test_a_snapshot_is_taken_only_when_the_log_moved_on(bench: Bench) -> None:
@@ -164,7 +164,7 @@ def test_a_snapshot_is_taken_only_when_the_log_moved_on(bench: Bench) -> None:
     assert bench.files() == [1]
     bench.states.update_map_end_offset(9)
     assert bench.states.take_snapshot(sync=False) == offset_file(bench.folder, 9, SNAPSHOT)
-    assert bench.states.snapshots == (1, 9)
+    assert bench.states.snapshots.offsets == (1, 9)
 
 
 def test_a_failed_snapshot_is_not_taken_for_written(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_failed_snapshot_is_not_taken_for_written(tmp_path: Path) -> None:
     bench.append(0, 0)
     with pytest.raises(UnavailableError):
         bench.states.take_snapshot()
-    assert (bench.files(), bench.states.snapshots) == ([], ())
+    assert (bench.files(), bench.states.snapshots.offsets) == ([], ())
     broken[0] = False
     assert bench.states.take_snapshot() is not None
 
@@ -229,10 +229,13 @@ def test_deleting_old_snapshots(bench: Bench) -> None:
         bench.states.take_snapshot()
     bench.states.truncate_and_reload(2, 3, bench.clock.now_ms())
     assert bench.files() == [3]
-    assert bench.states.snapshot_path(3) is not None and bench.states.snapshot_path(2) is None
-    deleted = bench.states.mark_snapshot_deleted(3)
+    assert (
+        bench.states.snapshots.existing_path(3) is not None
+        and bench.states.snapshots.existing_path(2) is None
+    )
+    deleted = bench.states.snapshots.mark_deleted(3)
     assert deleted is not None and deleted.name.endswith(".snapshot.deleted") and deleted.exists()
-    assert bench.states.latest_snapshot is None
+    assert bench.states.snapshots.latest is None
 
 
 def test_starting_fully_anew_deletes_all_snapshots(bench: Bench) -> None:

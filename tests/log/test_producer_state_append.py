@@ -118,27 +118,17 @@ def test_an_unknown_producer_may_begin_anywhere(bench: Bench) -> None:
     assert bench.entry().last_sequence == 17
 
 
-def test_an_unknown_producer_may_even_jump_within_its_first_append(bench: Bench) -> None:
-    append = bench.states.prepare(PID, Origin.CLIENT)
-    append.append(bench.header(4, 0))
-    append.append(bench.header(9, 1))
-    bench.states.update(append)
-    out_of_order(lambda: bench.append(11, 2))
-    bench.append(10, 2)
-
-
-def test_several_batches_of_one_append_are_checked_in_order(bench: Bench) -> None:
+def test_several_batches_are_checked_in_order(bench: Bench) -> None:
     bench.append(6, 0)
+    bench.append(7, 1, count=3)
+    out_of_order(lambda: bench.append(7, 4))
+    bench.append(10, 4)
+    out_of_order(lambda: bench.append(11, 5, epoch=1))
     before = bench.entry()
-    append = bench.states.prepare(PID, Origin.CLIENT)
-    append.append(bench.header(7, 1, count=3))
-    out_of_order(lambda: append.append(bench.header(7, 4)))
-    append.append(bench.header(10, 4))
-    out_of_order(lambda: append.append(bench.header(11, 5, epoch=1)))
-    append.append(bench.header(0, 5, epoch=1))
-    out_of_order(lambda: append.append(bench.header(5, 6, epoch=1)))
-    assert bench.entry() == before, "preparing changes nothing"
-    bench.states.update(append)
+    bench.states.check_data(bench.header(0, 5, epoch=1), Origin.CLIENT)
+    assert bench.entry() == before, "checking changes nothing"
+    bench.append(0, 5, epoch=1)
+    out_of_order(lambda: bench.append(5, 6, epoch=1))
     assert (bench.entry().epoch, [batch.last_offset for batch in bench.entry().batches]) == (1, [5])
 
 
@@ -166,7 +156,7 @@ def test_replication_refuses_nothing(bench: Bench, caplog: pytest.LogCaptureFixt
 
 def test_a_negative_producer_id_has_no_state(bench: Bench) -> None:
     with pytest.raises(InvalidError):
-        bench.states.update(bench.states.prepare(-1, Origin.CLIENT))
+        bench.states.check_data(bench.header(0, 0, pid=-1), Origin.CLIENT)
 
 
 # -- duplicates -------------------------------------------------------------------------------------

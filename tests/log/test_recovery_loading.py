@@ -67,13 +67,13 @@ def test_reopening_finds_the_same_log(place: Place, clean: bool) -> None:
     log.flush()
     filled_to = log.recovery_point
     log.append(one_record(timestamp=5000))
-    last_entries = [segment.indexes.offsets.last_offset for segment in log.segments]
+    last_entries = [segment.offsets.last_offset for segment in log.segments]
     segments = bases(log)
     log = place.reopen(log, clean=clean, recovery_point=filled_to)
     assert log.log_end_offset == 101
     assert bases(log) == segments
-    assert [segment.indexes.offsets.last_offset for segment in log.segments] == last_entries
-    assert log.active_segment.indexes.times.last_entry == (5000, 100)
+    assert [segment.offsets.last_offset for segment in log.segments] == last_entries
+    assert log.active_segment.times.last_entry == (5000, 100)
     assert log.recovery_point == (101 if clean else filled_to)
     log.flush()
     assert log.recovery_point == 101
@@ -266,7 +266,7 @@ def test_a_missing_index_after_a_clean_stop(place: Place, kind: str) -> None:
     (place.folder / f"{0:020d}{kind}").unlink()
     log = place.open()
     if kind == ".index":
-        assert log.segments[0].indexes.offsets.entries > 0
+        assert log.segments[0].offsets.entries > 0
     else:
         assert place.size(f"{0:020d}.timeindex") == 0  # made empty, not rebuilt: the file's time stands in
         assert log.segments[0].largest_timestamp == log.segments[0].mtime_ms
@@ -294,10 +294,10 @@ def test_only_segments_from_the_recovery_point_on_are_recovered(place: Place) ->
             recovered.append(segment.base_offset)
             return super().recover(segment, *rest)
 
-    place.open(clean=False, recovery_point=6, recovery=Watched()).close(clean=False)
+    place.open(clean=False, recovery_point=6, recovery=Watched(place.files)).close(clean=False)
     assert recovered == [4, 8]
     recovered.clear()
-    place.open(clean=False, recovery_point=12, recovery=Watched()).close(clean=False)
+    place.open(clean=False, recovery_point=12, recovery=Watched(place.files)).close(clean=False)
     assert recovered == [8]
 
 
@@ -456,7 +456,7 @@ def test_a_read_only_verdict_of_the_recovery_refuses_changes_and_serves_reads(pl
     class Careful(KafkaRecovery):
         read_only = "a bit flipped at position 17; restore the file, then `tidegate log reseal`"
 
-    log = place.open(recovery=Careful())
+    log = place.open(recovery=Careful(place.files))
     assert log.read_only_reason == Careful.read_only
     assert log.fetch(0, max_bytes=10).data
     with pytest.raises(CorruptError, match="position 17"):
@@ -473,7 +473,7 @@ def test_known_facts_of_the_last_segment_spare_reading_it(place: Place) -> None:
             return 3
 
     place.files = Files(watch=lambda effect: _note_segment_read(effect, reads))
-    log = place.open(recovery=Sealed())
+    log = place.open(recovery=Sealed(place.files))
     assert (log.log_end_offset, reads) == (3, [])
 
 
@@ -552,7 +552,7 @@ def test_index_entries_after_an_unclean_stop_are_counted_from_zero(place: Place)
     for number in range(3, 8):
         log.append(build_batch([Rec(value=b"x", timestamp=number)]))
     size = log.active_segment.size // 8
-    index = log.active_segment.indexes.offsets
+    index = log.active_segment.offsets
     found = [tuple(index.entry(number)) for number in range(index.entries)]
     assert found == [(2, 2 * size), (5, 5 * size), (7, 7 * size)]
 

@@ -33,7 +33,7 @@ def place(tmp_path: Path) -> Place:
 def sealed_log(place: Place, count: int = 10, **settings: int) -> PartitionLog:
     """Records of ascending time, three to a log segment, the writer still at work."""
     log = place.open(**({"segment_bytes": 3 * SIZE, "index_interval_bytes": 0} | settings))
-    Sealer.attach(log, place.files)
+    Sealer(log, place.files)
     for offset in range(count):
         log.append(one_record(timestamp=1000 + 10 * offset))
     return log
@@ -59,7 +59,7 @@ def test_a_clean_close_seals_the_last_one_and_opening_for_writing_breaks_that_se
     assert check_seals(FILES, place.folder) == []
     log = place.open(recovery=SafeRecovery(FILES))
     assert log.log_end_offset == 10
-    Sealer.attach(log, place.files)
+    Sealer(log, place.files)
     assert sealed_bases(place) == [0, 3, 6]
     for _ in range(4):
         log.append(one_record(timestamp=5000))
@@ -94,7 +94,7 @@ def test_seals_leave_with_their_segments(place: Place) -> None:
 def test_a_seal_without_its_segment_is_cleared_away(place: Place) -> None:
     sealed_log(place).close()
     offset_file(place.folder, 77, ".seal").write_bytes(b"leftover")
-    Sealer.attach(place.open(), place.files)
+    Sealer(place.open(), place.files)
     assert sealed_bases(place) == [0, 3, 6]
 
 
@@ -137,7 +137,7 @@ def test_no_flipped_bit_of_an_index_changes_an_answer(place: Place, suffix: str)
 
 def test_a_changed_transaction_index_is_an_error_not_an_answer(place: Place) -> None:
     log = place.open(segment_bytes=400)
-    Sealer.attach(log, place.files)
+    Sealer(log, place.files)
     for sequence in range(2):
         log.append(one_record(producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True))
     marker = end_transaction_batch("ABORT", producer_id=7, producer_epoch=0)

@@ -18,7 +18,7 @@ from tidegate.log.fetch import find_by_timestamp
 from tidegate.log.format.batch import BatchHeader
 from tidegate.log.format.partition_files import DELETED
 from tidegate.log.indexes import AbortedTxn
-from tidegate.log.producer_state import ProducerStates
+from tidegate.log.producer_state import Origin, ProducerStates
 from tidegate.log.recovery import recover_segment
 from tidegate.log.segment import LogSegment
 from tidegate.log.segment_roll import roll_reason
@@ -192,9 +192,9 @@ def test_cutting_takes_the_time_index_back(bench: Bench, appends: int) -> None:
     segment = bench.make(40, index_interval_bytes=2 * size - 1)
     for offset in range(40, 40 + appends):
         put(segment, offset, b"hello", timestamp=offset * 10)
-    assert segment.indexes.times.entries == 14
+    assert segment.times.entries == 14
     segment.truncate_to(41)
-    assert segment.indexes.times.entries == 0
+    assert segment.times.entries == 0
     assert segment.read_next_offset() == 41
     assert segment.largest == (400, 40)
 
@@ -266,22 +266,14 @@ def test_recovery_rebuilds_the_transaction_index(bench: Bench, earlier: int | No
         segment.append(marker, BatchHeader.parse(marker))
     segment.close()
     if earlier is not None:
-        append = bench.producers.prepare(10, _replication())
         batch = build_batch(
             [Rec(b"k", b"v", 1)] * 6, base_offset=75, transactional=True, base_sequence=0, **second
         )
-        append.append(BatchHeader.parse(batch))
-        bench.producers.update(append)
+        bench.producers.update(bench.producers.check_data(BatchHeader.parse(batch), Origin.REPLICATION))
     segment = bench.make(100, create=False)
     bench.recover(segment)
     assert bench.producers.map_end_offset == 108
-    assert list(segment.indexes.transactions) == [AbortedTxn(10, earlier or 102, 106, 100)]
-
-
-def _replication() -> Any:
-    from tidegate.log.producer_state import Origin
-
-    return Origin.REPLICATION
+    assert list(segment.transactions) == [AbortedTxn(10, earlier or 102, 106, 100)]
 
 
 @pytest.mark.parametrize("expected", [pytest.param([(0, 104), (1, 106), (2, 110)], id="LS-S13")])
@@ -326,15 +318,15 @@ def test_the_first_batch_is_never_indexed_and_the_interval_is_strict(bench: Benc
     for offset in range(8):
         put(segment, offset, timestamp=offset)
     # after an entry 72 then 144 bytes have passed, which is not more than 144; at 216 it is
-    assert list(segment.indexes.offsets) == [(3, 216), (6, 432)]
-    assert list(segment.indexes.times) == [(3, 3), (6, 6)]
+    assert list(segment.offsets) == [(3, 216), (6, 432)]
+    assert list(segment.times) == [(3, 3), (6, 6)]
 
 
 def test_a_time_index_entry_names_the_earliest_batch_with_the_largest_timestamp(bench: Bench) -> None:
     segment = bench.make(0, index_interval_bytes=0)
     for offset, timestamp in enumerate((5, 9, 7, 9, 8)):
         put(segment, offset, timestamp=timestamp)
-    assert list(segment.indexes.times) == [(9, 1)]
+    assert list(segment.times) == [(9, 1)]
     segment.become_inactive()
     assert bench.make(0, create=False).largest == (9, 1)
 
@@ -348,7 +340,7 @@ def test_reopening_starts_the_interval_anew(bench: Bench) -> None:
     segment.grow_indexes(1000)
     for offset in range(2, 5):
         put(segment, offset)
-    assert [entry.offset for entry in segment.indexes.offsets] == [4]
+    assert [entry.offset for entry in segment.offsets] == [4]
 
 
 def test_an_inactive_segment_holds_no_descriptor(bench: Bench) -> None:
@@ -427,8 +419,7 @@ def fill(segment: LogSegment, start: int, stop: int) -> None:
 
 
 def whole_state(segment: LogSegment) -> tuple[object, ...]:
-    indexes = segment.indexes
-    return segment.size, segment.largest, list(indexes.offsets), list(indexes.times)
+    return segment.size, segment.largest, list(segment.offsets), list(segment.times)
 
 
 def test_an_index_that_lies_does_not_change_an_answer(bench: Bench) -> None:

@@ -10,8 +10,7 @@ import pytest
 from log_partitions import PID
 from log_partitions import ProducerBench as Bench
 from tidegate.errors import FencedError, InvalidError, TidegateError
-from tidegate.log.format.batch import TRANSACTIONAL_BIT
-from tidegate.log.producer_state import CompletedTxn, Origin
+from tidegate.log.producer_state import CompletedTxn
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def refused(act: Callable[[], object], kind: type[TidegateError], name: str) -> 
 def test_an_abort_marker_of_a_higher_epoch_bumps_it_and_clears_the_batches(bench: Bench, txn: bool) -> None:
     bench.append(0, 0, txn=txn)
     completed = bench.marker(1, epoch=1, abort=True)
-    assert completed == (CompletedTxn(PID, 0, 1, is_aborted=True) if txn else None)
+    assert completed == (CompletedTxn(PID, 0, 1) if txn else None)
     entry = bench.entry()
     assert (entry.epoch, entry.batches, entry.txn_first_offset) == (1, (), None)
     assert (entry.first_offset, entry.last_offset, entry.first_sequence) == (-1, -1, -1)
@@ -62,14 +61,11 @@ def test_a_marker_of_an_old_epoch_is_fenced(bench: Bench) -> None:
 
 def test_a_marker_keeps_the_batches_of_its_epoch(bench: Bench) -> None:
     bench.append(0, 9)
-    append = bench.states.prepare(PID, Origin.CLIENT)
-    append.append(bench.header(1, 16, count=5, attributes=TRANSACTIONAL_BIT))
-    append.append(bench.header(6, 26, count=5, attributes=TRANSACTIONAL_BIT))
-    assert append.started == (16,)
-    assert (append.entry.first_sequence, append.entry.last_sequence) == (1, 10)
-    completed = append.append_marker(bench.header(-1, 40), is_abort=False, coordinator_epoch=15)
-    assert completed == CompletedTxn(PID, 16, 40, is_aborted=False)
-    bench.states.update(append)
+    bench.append(1, 16, count=5, txn=True)
+    bench.append(6, 26, count=5, txn=True)
+    assert bench.states.first_undecided_offset == 16
+    completed = bench.marker(40, coordinator_epoch=15)
+    assert completed == CompletedTxn(PID, 16, 40)
     entry = bench.entry()
     assert (entry.last_sequence, entry.txn_first_offset, entry.coordinator_epoch) == (10, None, 15)
     assert [batch.last_offset for batch in entry.batches] == [9, 20, 30]
@@ -118,13 +114,13 @@ def test_the_stable_offset_of_an_ended_transaction_is_the_earliest_other_open_on
     states = bench.states
     for pid, offset in ((1, 1000), (2, 1025), (3, 1057)):
         bench.append(0, offset, pid=pid, txn=True)
-    first = CompletedTxn(1, 1000, 1072, is_aborted=False)
+    first = CompletedTxn(1, 1000, 1072)
     assert states.last_stable_offset(first) == 1025
     states.complete_txn(first)
-    third = CompletedTxn(3, 1057, 1092, is_aborted=True)
+    third = CompletedTxn(3, 1057, 1092)
     assert states.last_stable_offset(third) == 1025
     states.complete_txn(third)
-    second = CompletedTxn(2, 1025, 1112, is_aborted=False)
+    second = CompletedTxn(2, 1025, 1112)
     assert states.last_stable_offset(second) == 1113
     states.complete_txn(second)
     assert states.first_unstable_offset == 1000

@@ -18,9 +18,9 @@ import pytest
 from task_rig import TaskRig
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.topology import Aggregate, Source, To
-from tidegate.storage import Count, Sum
 from tidegate.tables.serdes.base import Bytes, Long
 from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
 from tidegate.windows.operators.base import Moment
@@ -41,8 +41,8 @@ KINDS: dict[str, WindowKind] = {
     "sliding": Sliding("200ms", grace=ms(GRACE)),
     "session": Session("150ms", grace=ms(GRACE)),
 }
-AGGREGATES = (Count("n"), Sum("total", "value", pa.int64()))
 VALUES = pa.schema([pa.field("value", pa.int64())])
+AGGREGATES = resolve({"n": agg.count(), "total": agg.sum("value")}, VALUES)
 
 
 def disordered(chance: np.random.Generator, limit: int) -> list[Record]:

@@ -131,9 +131,9 @@ def test_the_command_that_is_named_leaves_the_record_out(tmp_path: Path, step: s
     produce(tmp_path)
     app = app_of(tmp_path, step)
     (stopped,) = app.run("local", until="caught_up").stopped
-    command = f"tidegate app resume shop --partition numbers:1 --skip-to {POISON + 1}"
-    assert stopped.command == command
-    assert run([*command.split()[1:], "--state", str(app.state)]) == 0
+    command = f"tidegate app resume shop --partition numbers:1 --skip-to {POISON + 1} --state {app.state}"
+    assert stopped.command == command and f"`{command}`" in stopped.message
+    assert run(command.split()[1:]) == 0
     assert app.run("local", until="caught_up").exit_code == 0
     rest = [row for row in ids(1, range(20)) if row != f"1-{POISON}"]
     assert sent(tmp_path) == sorted([*ids(0, range(20)), *rest])
@@ -189,10 +189,10 @@ def test_a_record_that_fails_behind_state_counts_nowhere(
     assert [(each.partition, each.offset) for each in stopped] == [(0, 3), (1, POISON)]
     assert total(stopping) == sum(range(3)) + sum(range(POISON))
     for each in stopped:
-        assert run([*each.command.split()[1:], "--state", str(stopping.state)]) == 0
+        assert run(each.command.split()[1:]) == 0
     (again,) = stopping.run("local", until="caught_up", round_records=round_records).stopped
     assert again.offset == 12
-    assert run([*again.command.split()[1:], "--state", str(stopping.state)]) == 0
+    assert run(again.command.split()[1:]) == 0
     assert not stopping.run("local", until="caught_up", round_records=round_records).stopped
     assert total(stopping) == total(app)
 
@@ -431,7 +431,7 @@ def test_whatever_is_bad_and_however_it_is_cut_each_good_record_comes_once(
             assert on_error == "fail"
             for each in stopped:
                 met.add((each.partition, each.offset))
-                assert run([*each.command.split()[1:], "--state", str(app.state)]) == 0
+                assert run(each.command.split()[1:]) == 0
         good = [f"{part}-{row}" for part in (0, 1) for row in range(rows) if (part, row) not in bad]
         assert sent(folder) == sorted(good)
         letters = app.dead_letters("numbers")

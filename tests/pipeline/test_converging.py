@@ -112,7 +112,7 @@ def converge(folder: Path, seed: int, table: Any) -> int:
     for number in range(2):
         assert not runtime.pins.pinned(f"shop/per_window/{number}")
     # Without a grace, one pass leaves what the commits name, and nothing else.
-    Collector(inner, Records(inner, "shop"), clock=clock, grace_ms=0, every_ms=0).run()
+    Collector(Records(inner, "shop"), clock=clock, grace_ms=0, every_ms=0).run()
     assert objects_of(inner, "shop") == named_objects(inner, "shop"), seed
     assert not list((folder / "state").rglob(f"*{TEMPORARY}"))
     assert (result(folder), newest(inner).totals) == table, seed

@@ -95,7 +95,7 @@ def run_of(folder: Path, log: Log, seed: int, late_ms: int, rounds: int = 50) ->
         records = Records(backend, "shop")
         # Only the lease's clock differs: to each of them, its own turn has not ended yet.
         lease_clock = ManualClock(START + late_ms)
-        generation = AppLease(backend, records, clock=lease_clock, randomness=randomness, lease_ms=1000)
+        generation = AppLease(records, clock=lease_clock, randomness=randomness, lease_ms=1000)
         opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
         engine = LocalEngine(
             opened.setup, slots=2, log=log, backend=backend, clock=clock, randomness=randomness
@@ -104,7 +104,6 @@ def run_of(folder: Path, log: Log, seed: int, late_ms: int, rounds: int = 50) ->
             coordinator = Coordinator(
                 opened,
                 engine,
-                backend,
                 engine.deliver,
                 clock=clock,
                 randomness=randomness,

@@ -279,9 +279,22 @@ def test_counts_of_a_run_are_of_the_topic_once_and_lag_is(tmp_path: Path) -> Non
         clicks.window(tg.Tumbling(f"{number + 1}m")).agg(n=tg.count()).to_table(f"counts{number}")
     app.stream("views", value=tg.Json(x="double")).window(tg.Tumbling("1m")).agg(n=tg.count()).to_table("v")
     lags: list[int] = []
+    metrics = Metrics()
     summary = app.run(
-        "local", until="caught_up", round_records=4, progress=lambda each: lags.append(each.lag_records)
+        "local",
+        until="caught_up",
+        round_records=4,
+        metrics=metrics,
+        progress=lambda each: lags.append(each.lag_records),
     )
+    read = [each for each in metrics.samples() if each.name == "tidegate_records_total"]
+    of_topic = {
+        topic: sum(each.value for each in read if each.labels["topic"] == topic)
+        for topic in ("clicks", "views")
+    }
+    assert of_topic == {"clicks": 10, "views": 4}
+    (last,) = [each.value for each in metrics.samples() if each.name == "tidegate_round_records"]
+    assert last == 1, "the rounds read 1 + 1, … and 1 record: three flows read the last one"
     assert (summary.records, summary.progress.records, summary.progress.counters["records"]) == (14, 14, 14)
     assert str(summary).startswith("shop: 14 records in ")
     assert max(lags) <= 14 and lags[-1] == 0

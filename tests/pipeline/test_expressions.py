@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import tidegate as tg
-from tidegate.pipeline.expressions import Mapped, Projection, evaluator
+from tidegate.pipeline.expressions import Mapped, Projection
 from tidegate.windows.events import EventBatch
 
 SCHEMA = pa.schema([("amount", pa.float64()), ("user", pa.string()), ("n", pa.int64())])
@@ -212,13 +212,6 @@ def test_projections_travel_and_are_used_in_other_threads() -> None:
     for thread in threads:
         thread.join(300)
     assert len(answers) == 4 and all(answer == made.batch(batch) for answer in answers)
-
-
-def test_evaluator_is_one_expression() -> None:
-    batch = events(10)
-    assert (
-        evaluator("amount IS NULL", SCHEMA)(batch).to_pylist() == batch.values["amount"].is_null().to_pylist()
-    )
 
 
 def test_without_duckdb_names_arrow_and_functions_still_work(monkeypatch) -> None:

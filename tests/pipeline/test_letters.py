@@ -9,7 +9,7 @@ import pytest
 from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.errors import CorruptError
-from tidegate.pipeline.dead_letters import SourceState, chain_of, encode_state, read_letters, write_letters
+from tidegate.pipeline.dead_letters import SourceState, chain_of, read_letters, write_letters
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 
@@ -23,7 +23,7 @@ ROWS = pa.record_batch(
     ],
     schema=DEAD_LETTER_SCHEMA,
 )
-STATE = encode_state(SourceState(letters="new"))
+STATE = SourceState(letters="new").encoded()
 
 
 def put(backend: MemoryBackend, name: str, body: bytes) -> None:

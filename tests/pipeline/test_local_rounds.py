@@ -6,6 +6,7 @@ import hashlib
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -564,7 +565,10 @@ def test_deleted_records_stop_their_partition_and_the_command_resumes_it(tmp_pat
     summary = ran(app)
     (stopped,) = summary.stopped
     assert (stopped.reason, stopped.partition, summary.exit_code) == ("lost", 0, 5)
-    assert stopped.command == f"tidegate app resume shop --partition per_window:0 --skip-to {end - 5}"
+    assert (
+        stopped.command
+        == f"tidegate app resume shop --partition per_window:0 --skip-to {end - 5} --state {tmp_path / 'state'}"
+    )
     assert stopped.command in str(summary)
     assert summary.caught_up  # with all it may read
     positions = {line.partition: line.next_offset for line in newest(app).sources}
@@ -803,6 +807,26 @@ def test_settings_with_which_nothing_would_ever_be_committed_are_refused(
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("kept_ms", [1, 36_000_000])
+def test_tasks_and_collection_go_by_the_grace_of_the_run(tmp_path: Path, kept_ms: int) -> None:
+    """Otherwise a task builds on packs that no commit names and that collection has deleted."""
+    filled(tmp_path, orders(30, 10))
+    app, known = shop(tmp_path), list[int]()
+    storage = replace(app.storage, garbage_grace_ms=kept_ms)
+    setup = WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=storage)
+
+    def engine(setup: WorkerSetup) -> LocalEngine:
+        known.append(setup.runtime_config.garbage_grace_ms)
+        return LocalEngine(setup)
+
+    assert (
+        start_run(setup, engine, settings=RunSettings(until="caught_up", grace_ms=10_000))
+        .wait("300s")
+        .caught_up
+    )
+    assert known == [10_000]
+
+
 def test_a_late_partition_of_a_rekeyed_flow_closes_windows_when_it_is_silent(tmp_path: Path) -> None:
     """R-16: one of two partitions never brings anything; windows close after the idle time, not before."""
     with Log(tmp_path / "log") as log:
@@ -838,7 +862,7 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
     filled(tmp_path, orders(29, 5))
     ran(app)
     records = Records(backend, "shop")
-    Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).run()
+    Collector(records, clock=clock, grace_ms=0, every_ms=0).run()
     assert len(records.rounds()) <= KEPT
     from tidegate.storage.manifest import Token, reachable
 
@@ -874,7 +898,7 @@ def test_a_wrong_wall_clock_never_removes_what_a_commit_will_name(tmp_path: Path
 def test_after_a_jump_of_the_stores_clock_orphans_wait_for_the_grace(jump_ms: int) -> None:
     ours, stores = ManualClock(START), ManualClock(START)
     backend = MemoryBackend(clock=stores)
-    collector = Collector(backend, Records(backend, "shop"), clock=ours, grace_ms=3_600_000, every_ms=0)
+    collector = Collector(Records(backend, "shop"), clock=ours, grace_ms=3_600_000, every_ms=0)
     collector.step()
     name = "shop/per_window/0/packs/0/a.pack"
     if jump_ms > 0:
@@ -910,7 +934,7 @@ def test_letters_of_an_attempt_that_died_are_collected_unless_a_chain_is_broken(
     assert len(written) == 2 and kept in written
     if damaged:
         (Path(app.state) / kept).write_bytes(b"TGDL and nothing else")
-    Collector(backend, Records(backend, "shop"), clock=ManualClock(), grace_ms=0, every_ms=0).run()
+    Collector(Records(backend, "shop"), clock=ManualClock(), grace_ms=0, every_ms=0).run()
     left = {each.name for each in backend.list("apps/shop/letters")}
     assert left == (written if damaged else {kept})
     if not damaged:

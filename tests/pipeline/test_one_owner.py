@@ -84,7 +84,6 @@ def test_of_those_that_race_for_an_app_one_wins(tmp_path: Path, races: int, tall
                 try:
                     won.append(  # noqa: B023 - joined before the next race
                         AppLease(
-                            backend,
                             Records(backend, "app"),
                             clock=ManualClock(),
                             randomness=SeededRandomness(100 * race + number),  # noqa: B023

@@ -222,7 +222,7 @@ def _collected(app: tg.App, folder: Path, *tables: ResultTable) -> int:
     for hours in range(1, KEPT + 3):
         go_on(app, folder, hours)
     backend = open_backend(str(folder / "state"))
-    Collector(backend, Records(backend, "clicks"), clock=SystemClock(), grace_ms=0, every_ms=0).run()
+    Collector(Records(backend, "clicks"), clock=SystemClock(), grace_ms=0, every_ms=0).run()
     backend.close()
     for side in (side for table in tables for side in (table._follower._current, *table._follower._others)):
         if side is not None:

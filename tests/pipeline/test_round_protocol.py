@@ -28,7 +28,7 @@ from tidegate.metrics import Metrics
 from tidegate.pipeline import gc
 from tidegate.pipeline.checkpoint import VERSION, CommitRecord, Records, SourceLine
 from tidegate.pipeline.coordinator import Coordinator
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.log_end_offsets import Head
@@ -305,9 +305,7 @@ def made_coordinator(
     it takes their lease while they, by their own clock, still have it."""
     clock = ManualClock(1_000_000 + late_ms)
     records = Records(world.backend, "model")
-    generation = AppLease(
-        world.backend, records, clock=clock, randomness=SeededRandomness(seed), lease_ms=LEASE_MS
-    )
+    generation = AppLease(records, clock=clock, randomness=SeededRandomness(seed), lease_ms=LEASE_MS)
     newest = records.newest()
     assert newest is not None
     commit, digest = records.read_commit(newest)
@@ -321,16 +319,13 @@ def made_coordinator(
     coordinator = Coordinator(
         opened,
         CountingEngine(world, failing, turned),
-        world.backend,
         world.deliver,
         clock=clock,
         randomness=SeededRandomness(seed),
         metrics=Metrics(),
         settings=settings,
     )
-    coordinator._collector = ModelCollector(
-        world.backend, records, clock=clock, grace_ms=1000, every_ms=10**9
-    )
+    coordinator.collector = ModelCollector(records, clock=clock, grace_ms=1000, every_ms=10**9)
     return coordinator
 
 
@@ -346,7 +341,7 @@ def finish(coordinator: Coordinator, *, collecting_too: bool = False, patient: b
                 raise
             continue
         if collecting_too:
-            coordinator.collect()
+            coordinator.collector.run()
         if outcome.kind == "rest" and outcome.lag_records == 0:
             return
     raise AssertionError("it never came to rest")

@@ -144,37 +144,35 @@ def test_records_survive_their_own_encoding() -> None:
 # -- who runs the app ----------------------------------------------------------------------------
 
 
-def turn(backend: MemoryBackend, records: Records, now_ms: int, seed: int) -> AppLease:
-    return AppLease(
-        backend, records, clock=ManualClock(now_ms), randomness=SeededRandomness(seed), lease_ms=1000
-    )
+def turn(records: Records, now_ms: int, seed: int) -> AppLease:
+    return AppLease(records, clock=ManualClock(now_ms), randomness=SeededRandomness(seed), lease_ms=1000)
 
 
 def test_a_turn_is_refused_taken_over_when_it_ended_and_then_fenced(
     backend: MemoryBackend, records: Records
 ) -> None:
-    first = turn(backend, records, 1_000, 1)
+    first = turn(records, 1_000, 1)
     first.check()
     with pytest.raises(ConflictError, match="generation 1"):
-        turn(backend, records, 1_500, 2)
-    second = turn(backend, records, 2_001, 3)
+        turn(records, 1_500, 2)
+    second = turn(records, 2_001, 3)
     assert second.number == 2
     with pytest.raises(FencedError, match="generation 1"):
         first.check()
     first.release()  # gives nothing up: it is not its own any more
     second.check()
     second.release()
-    assert turn(backend, records, 2_002, 4).number == 3
+    assert turn(records, 2_002, 4).number == 3
 
 
 def test_keeping_a_turn_renews_it_in_time(backend: MemoryBackend, records: Records) -> None:
     clock = ManualClock(1_000)
-    held = AppLease(backend, records, clock=clock, randomness=SeededRandomness(1), lease_ms=1000)
+    held = AppLease(records, clock=clock, randomness=SeededRandomness(1), lease_ms=1000)
     for _ in range(5):
         clock.advance(400)
         held.keep()
     with pytest.raises(ConflictError):
-        turn(backend, records, 3_500, 2)
+        turn(records, 3_500, 2)
 
 
 # -- who delivers --------------------------------------------------------------------------------
@@ -210,6 +208,13 @@ def test_where_tasks_share_a_partition_the_master_delivers_in_order() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidError, match=said):
+        RunSettings(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"grace_ms": "1h"}, {"lease_ms": 10.5}, {"round_records": "5"}])
+def test_a_setting_that_is_no_whole_number_is_named(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(TypeError, match=f"{name} is {value!r}; give a whole number"):
         RunSettings(**wrong)
 
 

@@ -161,3 +161,60 @@ def test_a_beginning_at_the_end_of_the_log_stays_where_it_was_decided(tmp_path: 
     ran(latest(tg.sum("n")))
     produce(tmp_path, 2, [1, 2])
     assert totals(ran(latest(tg.max("n")))) == [3]  # not read over
+
+
+# -- a longer grace ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("emit", ["update", "close"])
+@pytest.mark.parametrize(
+    "kind",
+    [tg.Tumbling, lambda size, **rest: tg.Hopping(size, "5s", **rest), tg.Session, tg.Sliding],
+    ids=["tumbling", "hopping", "session", "sliding"],
+)
+def test_windows_that_were_final_stay_final_when_the_grace_becomes_longer(
+    tmp_path: Path, kind: Any, emit: str
+) -> None:
+    """A record went into a window whose result was sent for good, was not late, and was never sent."""
+
+    def counted(grace: str) -> tg.App:
+        app = tg.App("shop", data=tmp_path)
+        stream = app.stream("orders", value=tg.Json(**TWO))
+        windows = stream.window(kind("10s", grace=grace, retention="1d"), emit=emit)
+        windows.agg(n=tg.count()).to_topic("counts", value=tg.Json(n="int64"))
+        return ran(app)
+
+    def rows(app: tg.App) -> dict[Any, int]:
+        with app, app.open_table("counts") as table:
+            return {row.window: row.value["n"] for row in table.all()}
+
+    produce(tmp_path, 1, [1, 2, 30, 61])
+    before = rows(counted("0s"))
+    produce(tmp_path, 10, [3, 31, 60, 200])  # two too late for windows that were final, two in time
+    app = counted("2m")
+    after, late = rows(app), app.late("counts")
+    final = {window: n for window, n in before.items() if window.end <= TEN + 45_000}
+    assert final and {window: n for window, n in after.items() if window in final} == final
+    assert {row["offset"] for row in late.to_pylist()} == {4, 5}
+    if kind in (tg.Tumbling, tg.Session):  # others have a record in several windows
+        assert sum(after.values()) == 8 - 2
+
+
+def test_copies_of_ids_that_are_gone_do_not_count_when_the_grace_becomes_longer(tmp_path: Path) -> None:
+    """Of 29 copies that had been late, 27 were counted a second time."""
+
+    def unique(grace: str) -> tuple[int, int]:
+        app = tg.App("shop", data=tmp_path)
+        stream = app.stream("orders", value=tg.Json(**TWO)).drop_duplicates("id", "10s", grace=grace)
+        stream.window(tg.Unlimited()).count("n").to_table("orders-once")
+        ran(app)
+        with app, app.open_table("orders-once") as table:
+            return sum(row.value["n"] for row in table.all()), app.late("orders-once").num_rows
+
+    seconds = list(range(0, 600, 20))
+    produce(tmp_path, 0, seconds)
+    assert unique("0s") == (30, 0)
+    produce(tmp_path, 0, seconds)
+    assert unique("1h") == (30, 29)
+    produce(tmp_path, 100, [700, 620, 590])
+    assert unique("1h") == (33, 29)

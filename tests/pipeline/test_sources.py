@@ -13,7 +13,7 @@ import pytest
 from task_rig import TaskRig, last_of_each
 from tidegate.errors import CorruptError
 from tidegate.integrity.columns import read_columns
-from tidegate.pipeline.dead_letters import SourceState, decode_state, encode_state, read_letters
+from tidegate.pipeline.dead_letters import SourceState, read_letters
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.messages import SourceOrder, SourceResult, Tick
 from tidegate.pipeline.topology import (
@@ -100,7 +100,7 @@ def test_unreadable_values_are_left_out_and_kept_if_asked(tmp_path: Path, on_err
         assert (found.counter("unreadable"), later.counter("unreadable")) == (2, 1)
         assert counts(rig) == {(b"k0", 0): 2, (b"k1", 0): 1}
         letters = read_letters(rig.backend, later.sources[0].state)
-        state = decode_state(later.sources[0].state)
+        state = SourceState.decoded(later.sources[0].state)
         if on_error == "drop":
             assert letters.num_rows == 0
             return
@@ -116,7 +116,7 @@ def test_damaged_letters_are_an_error_and_never_an_answer(tmp_path: Path) -> Non
     with TaskRig(tmp_path, flow_of(COUNT, on_error="keep")) as rig:
         rig.write(rows(b"broken"))
         state = rig.round().sources[0].state
-        name = decode_state(state).letters
+        name = SourceState.decoded(state).letters
         data = bytearray(memoryview(rig.backend.read(name)))
         data[-9] ^= 1
         rig.backend.delete(name)
@@ -397,11 +397,11 @@ def test_events_alone_go_on_as_records_under_their_new_keys(tmp_path: Path) -> N
 
 def test_a_state_survives_its_bytes_and_other_bytes_are_refused() -> None:
     state = SourceState(7, 8, b"v", True, "name", 9)
-    assert decode_state(encode_state(state)) == state
-    assert decode_state(b"") == SourceState()
-    for wrong in (b"\x02" + encode_state(state)[1:], encode_state(state)[:-2], b"\x01\xc1"):
+    assert SourceState.decoded(state.encoded()) == state
+    assert SourceState.decoded(b"") == SourceState()
+    for wrong in (b"\x02" + state.encoded()[1:], state.encoded()[:-2], b"\x01\xc1"):
         with pytest.raises(CorruptError):
-            decode_state(wrong)
+            SourceState.decoded(wrong)
 
 
 def test_fetch_buffers_are_used_again_and_readings_at_one_time_have_their_own(tmp_path: Path) -> None:

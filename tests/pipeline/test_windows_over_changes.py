@@ -13,8 +13,12 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from tidegate.clock import ManualClock
 from tidegate.log.maintenance import Housekeeping
+from tidegate.metrics import Metrics
+from tidegate.pipeline.admin import app_status
 from tidegate.pipeline.evolution import compare
+from tidegate.storage import open_backend
 from tidegate.windows.keys import KeyFormat, TimeWindow, Windowed
 
 T0 = 1_767_261_600_000
@@ -193,6 +197,22 @@ def test_what_was_late_for_a_window_is_in_none(tmp_path: Path, emit: str, record
     assert sent(second, 5 * MINUTE) == naive(final, 5 * MINUTE, False)
 
 
+def test_a_deletion_that_takes_a_row_back_is_not_counted_as_a_dropped_record(tmp_path: Path) -> None:
+    """Sessions that grow together delete the ones before; each deletion was counted as `no_value`."""
+    write(tmp_path, [("ann", T0 + at * 1000, 1.0) for at in (0, 50, 20, 70, 35)], partitions=1)
+    kind = tg.Session("20s", grace="5m")
+    first_app(tmp_path, kind).run("local", until="caught_up", round_records=1)
+    with tg.Log(tmp_path / "log") as log:
+        assert None in _values(log)
+    metrics = Metrics()
+    app = second_app(tmp_path, tg.Tumbling("5m", grace="1h"), False, sessions=True)
+    app.run("local", until="caught_up", metrics=metrics)
+    assert [each["n"] for each in committed(app).values()] == [5]
+    assert "no_value" not in app_status(open_backend(app.state), "second").totals["again"]
+    dropped = [each for each in metrics.samples() if each.name == "tidegate_dropped_records_total"]
+    assert not any(each.value for each in dropped), dropped
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize("steps", ["filtered", "re-keyed"])
 @pytest.mark.parametrize("kind", ["tumbling", "session", "sliding"])
@@ -248,6 +268,34 @@ def test_a_topic_that_was_compacted_between_writer_and_reader_gives_the_same(tmp
             second_app(tmp_path, again, False, **said).run("local", until="caught_up", round_records=31)
     app = second_app(tmp_path, again, False, **said)
     assert committed(app) == naive(tumbling_rows(rows, MINUTE), 5 * MINUTE, False)
+
+
+def test_a_reader_that_comes_back_after_days_of_compaction_finds_what_was_deleted(tmp_path: Path) -> None:
+    """Sessions that had grown together meanwhile were counted beside the one they became: 9 records, not 7."""
+    kind = tg.Session("20s", grace="30m", retention="30d")
+
+    def visits(*seconds: int) -> None:
+        write(tmp_path, [("ann", T0 + at * 1000, 1.0) for at in seconds], partitions=1)
+        first_app(tmp_path, kind).run("local", until="caught_up", round_records=1)
+
+    app = second_app(tmp_path, tg.Tumbling("1h", grace="1h", retention="1d"), False, sessions=True)
+    visits(0, 50)
+    app.run("local", until="caught_up")
+    assert [each["n"] for each in committed(app).values()] == [2]
+    visits(70, 90, 20, 35, 110)
+    for days in (2, 5, 8):
+        with tg.Log(tmp_path / "log", clock=ManualClock(T0 + days * 1440 * MINUTE)) as log:
+            log.alter_topic("windows", {"min.cleanable.dirty.ratio": "0.01"})
+            log.partition("windows", 0).roll()
+            parts = {"files": log.files, "clock": log.clock, "randomness": log.randomness}
+            before = len(_values(log))
+            Housekeeping(log, broker=log.contents.broker_config(), **parts).clean_once(topics=["windows"])
+            assert days > 2 or len(_values(log)) < before
+        visits(3600 * days)
+    app.run("local", until="caught_up")
+    assert {start: each["n"] for (_, start), each in committed(app).items()} == {
+        T0 + hour * 60 * MINUTE: n for hour, n in ((0, 7), (2, 1), (5, 1), (8, 1))
+    }
 
 
 def _values(log: tg.Log) -> list[Any]:

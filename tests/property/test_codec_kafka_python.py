@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 
+from batch_checks import check_batch
 from encoded_batches import encode_batches
-from tidegate.log.format.batch import Codec, check_batch
+from tidegate.log.format.batch import Codec
 from tidegate.log.format.decode import decode
 from tidegate.log.format.encode import ProducerStamp
 

@@ -7,8 +7,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch_checks import check_batch
 from encoded_batches import encode_batches
-from tidegate.log.format.batch import Codec, check_batch, stamp
+from tidegate.log.format.batch import Codec, stamp
 from tidegate.log.format.decode import DecodeLimits, decode, decode_pieces, scan_batches
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -15,7 +15,6 @@ from tidegate.log import checkpoints
 from tidegate.log.checkpoints import LeaderEpochs
 from tidegate.log.format.batch import BatchHeader
 from tidegate.log.indexes import (
-    AbortedSearch,
     AbortedTxn,
     OffsetIndex,
     OffsetPosition,
@@ -165,7 +164,7 @@ def test_the_transaction_index_agrees_with_a_list(
             upper = start + 5 * width
             complete = next((n for n, txn in enumerate(oracle, 1) if txn.last_stable_offset >= upper), None)
             found = [t for t in oracle[:complete] if t.last_offset >= start and t.first_offset < upper]
-            assert index.collect_aborted(start, upper) == AbortedSearch(found, complete is not None)
+            assert index.collect_aborted(start, upper) == (found, complete is not None)
         index.sanity_check()
         index.close()
 
@@ -329,7 +328,5 @@ def test_a_snapshot_and_the_rest_of_the_log_equal_the_whole_log(
 
 
 def apply(states: ProducerStates, header: BatchHeader) -> None:
-    append = states.prepare(header.producer_id, Origin.REPLICATION)
-    append.append(header)
-    states.update(append)
+    states.update(states.check_data(header, Origin.REPLICATION))
     states.update_map_end_offset(header.next_offset)

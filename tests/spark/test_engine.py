@@ -219,6 +219,25 @@ def test_two_apps_side_by_side_on_one_session_keep_their_own_processes(
         assert shops(here) == shops(alone)
 
 
+def test_a_run_uses_the_processes_of_the_run_before_it(spark: Any, tmp_path: Path, folder: Path) -> None:
+    """A process takes a second or two to load what a task needs; only runs side by side have their own."""
+    met: list[set[str]] = []
+    for number in range(3):
+        here = tmp_path / str(number)
+        shutil.copytree(folder, here)
+        made: list[SparkEngine] = []
+        seen: set[str] = set()
+
+        def note(_: Any, made: list[SparkEngine] = made, seen: set[str] = seen) -> None:
+            seen.update(each.process for each in made[0].outcomes)
+
+        every_kind(here).run(
+            partial(watched, made, spark), until="caught_up", clock=ManualClock(NOON), progress=note
+        )
+        met.append(seen)
+    assert len(met[0]) == 2 and met[0] == met[1] == met[2]
+
+
 @pytest.fixture
 def meddled(tmp_path: Path) -> Path:
     """A small app whose records pass a function that does as it is asked."""

@@ -283,7 +283,7 @@ def left_no_trace(folder: Path, twin: Path) -> None:
     }
     assert ours == theirs
     backend = FolderBackend(folder / "state")
-    Collector(backend, Records(backend, APP), clock=SystemClock(), grace_ms=0, every_ms=0).run()
+    Collector(Records(backend, APP), clock=SystemClock(), grace_ms=0, every_ms=0).run()
     assert objects_of(backend, APP) == named_objects(backend, APP) != set()
 
 

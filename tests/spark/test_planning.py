@@ -93,9 +93,9 @@ def test_bounds_are_resolved_in_every_partition(
 
 def test_a_missing_folder_and_an_unknown_topic_are_told_apart(log: Log, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="does not exist"):
-        Planner(SourceOptions.parse({"log": str(tmp_path / "no"), "topic": "t"})).places()
+        Planner(SourceOptions.parse({"log": str(tmp_path / "no"), "topic": "t"})).latest()
     with pytest.raises(InvalidError, match="topic s does not exist"):
-        Planner(SourceOptions.parse({"log": str(log.path), "topic": "s"})).places()
+        Planner(SourceOptions.parse({"log": str(log.path), "topic": "s"})).latest()
 
 
 def test_planning_writes_nothing_into_the_folder(log: Log) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,3 +78,36 @@ def test_what_cannot_be_pushed_is_refused_in_one_line(
     ):
         assert run(list(words)) == 2
         assert capsys.readouterr().err.count("error:") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("few.csv", "id,name,score\nann,Ann,1\nbob\n"),
+        ("many.csv", "id,name,score\nann,Ann,1\nbob,Bob,2,3\n"),
+        ("cut.json", '{"id":"ann","score":1}\n{"id":"bob","score":'),
+        ("all-cut.json", '{"id":"ann","score":'),
+    ],
+)
+def test_a_source_with_a_malformed_row_is_refused_and_nothing_of_it_is_shown(
+    spark: SparkSession, here: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    """Spark by itself fills such rows with nulls, and leaves out what is too much."""
+    (here / name).write_text(content)
+    assert run(["push", name, "--table", "users", "--key", "id"]) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert "a malformed row" in error and "-X mode=PERMISSIVE" in error
+    assert run(["table", "scan", "users"]) != 0
+    if name != "all-cut.json":
+        lenient = ["--table", "users", "--key", "id", "--without-key", "skip", "-X", "mode=PERMISSIVE"]
+        assert run(["push", name, *lenient]) == 0
+
+
+@pytest.mark.soak
+def test_of_a_push_that_fails_a_person_sees_one_line_and_no_log_of_sparks_attempts(here: Path) -> None:
+    (here / "bad.csv").write_text("id,score\nann,1.5\nbob,NaN\n")
+    words = [sys.executable, "-m", "tidegate.cli.main", "push", "bad.csv", "--table", "users", "--key", "id"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "a row cannot be pushed" in ended.stderr.splitlines()[-1]
+    assert " ERROR " not in ended.stderr and "org.apache.spark.api.python.PythonException" not in ended.stderr

@@ -176,7 +176,7 @@ def test_after_deaths_at_every_step_collection_takes_the_orphans_and_nothing_els
     backend = FolderBackend(folder / "state")
     orphans = objects_of(backend, APP) - named_objects(backend, APP)
     assert len(orphans) > 2, "attempts died after they had written something"
-    Collector(backend, Records(backend, APP), clock=SystemClock(), grace_ms=0, every_ms=0).run()
+    Collector(Records(backend, APP), clock=SystemClock(), grace_ms=0, every_ms=0).run()
     assert objects_of(backend, APP) == named_objects(backend, APP) != set()
     for round in Records(backend, APP).rounds()[-3:]:
         for name in TOPICS:

@@ -84,7 +84,7 @@ def test_every_record_is_read_once(url: str) -> None:
 
 def test_what_a_cluster_cannot_do_is_said(url: str) -> None:
     with pytest.raises(InvalidError, match="did you mean in"):
-        planner(url, topic="inn").places()
+        planner(url, topic="inn").latest()
     with pytest.raises(InvalidError, match="maxRecordsPerTrigger"):
         planner(url, maxBytesPerTrigger="1MiB")
     with pytest.raises(InvalidError, match=r"kafka://HOST:PORT|kafka"):

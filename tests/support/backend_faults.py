@@ -60,6 +60,10 @@ class WatchedBackend:
         return self.inner.identity
 
     @property
+    def address(self) -> str | None:
+        return self.inner.address
+
+    @property
     def is_remote(self) -> bool:
         return self.inner.is_remote
 

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from batch_checks import check_batch
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.files import Effect, Files
 from tidegate.log.compaction_plan import Cleanable, Limits, cleanable
-from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, check_batch
+from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from tidegate.log.indexes import AbortedTxn
 from tidegate.log.partition import PartitionLog
 from tidegate.log.producer_state import CompletedTxn, Origin, ProducerEntry, ProducerStates
@@ -339,7 +340,6 @@ class ProducerBench:
         origin: Origin = Origin.CLIENT,
         timestamp: int | None = None,
     ) -> None:
-        append = self.states.prepare(pid, origin)
         header = self.header(
             sequence,
             offset,
@@ -349,8 +349,7 @@ class ProducerBench:
             attributes=TRANSACTIONAL_BIT if txn else 0,
             timestamp=timestamp,
         )
-        append.append(header)
-        self.states.update(append)
+        self.states.update(self.states.check_data(header, origin))
         self.states.update_map_end_offset(header.next_offset)
 
     def marker(
@@ -363,14 +362,11 @@ class ProducerBench:
         abort: bool = False,
         origin: Origin = Origin.COORDINATOR,
     ) -> CompletedTxn | None:
-        append = self.states.prepare(pid, origin)
         header = self.header(-1, offset, pid=pid, epoch=epoch, attributes=TRANSACTIONAL_BIT | CONTROL_BIT)
-        completed = append.append_marker(header, is_abort=abort, coordinator_epoch=coordinator_epoch)
-        self.states.update(append)
-        if completed is not None:
-            self.states.complete_txn(completed)
+        step = self.states.check_marker(header, origin, is_abort=abort, coordinator_epoch=coordinator_epoch)
+        self.states.update(step)
         self.states.update_map_end_offset(offset + 1)
-        return completed
+        return step.completed
 
     def entry(self, pid: int = PID) -> ProducerEntry:
         """What is known of a producer, which must be known."""

@@ -20,7 +20,7 @@ import tidegate as tg
 from streams_cases import AGAIN, LATEST, RESTART, Counted, Event, Put, Read, StoreCase, WindowCase
 from table_records import Said, session_record, window_record, write_records
 from tidegate.errors import TidegateWarning
-from tidegate.storage import Count
+from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys import SessionWindow, Windowed
@@ -35,6 +35,7 @@ from tidegate.windows.stores.window_store import WindowStore
 from window_oracles import ms
 from workers import TASK, Worker
 
+COUNTED = resolve({"n": agg.count()}, pa.schema([]))
 LogLine = tuple[bytes, bytes | None, int]
 
 
@@ -584,7 +585,7 @@ def _count_session(store: SessionStore, window: Any, key: bytes, ts: int, stream
 
 def count_in_operator(case: WindowCase, cut: int, compat: str | None) -> CountedWindows:
     """Rows are those that the operator shows, or on close those that it sent."""
-    ran = run_operator_over(case.window, case.events, cut, [Count("n")], emit=case.emit, compat=compat)
+    ran = run_operator_over(case.window, case.events, cut, COUNTED, emit=case.emit, compat=compat)
     if case.emit == "close":
         rows = [row for output in ran.outputs for row in _counted(output.rows)]
     else:
@@ -610,7 +611,7 @@ def count_in_table(case: WindowCase, folder: Path, compat: str | None) -> list[C
 
     On close there is nothing left to change, so that windows are read however old they are.
     """
-    ran = run_operator_over(case.window, case.events, 1, [Count("n")], emit=case.emit, compat=compat)
+    ran = run_operator_over(case.window, case.events, 1, COUNTED, emit=case.emit, compat=compat)
     is_session = isinstance(case.window, Session)
     said = []
     for output in ran.outputs:

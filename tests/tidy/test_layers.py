@@ -104,7 +104,7 @@ def test_imports_point_up_the_list_of_rooms(path: Path) -> None:
 LOG_ORDER = (
     "format", "topic_config", "catalog", "locks", "watermark", "batch_file", "seals", "indexes", "segment",
     "producer_state", "fetch", "checkpoints", "append_validation", "segment_roll", "segment_swap", "group_commit",
-    "recovery", "partition_state", "partition", "sealer", "open_partitions", "partition_reader", "retention",
+    "recovery", "partition", "sealer", "open_partitions", "partition_reader", "retention",
     "compaction_plan", "compaction_filter", "compaction", "log", "writer", "reader", "maintenance", "kafka", "dump",
     "verify", "lifetime",
 )  # fmt: skip

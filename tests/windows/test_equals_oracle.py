@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.storage import Count, First, Last, Max, Min, Sum
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
 from tidegate.windows.operators.base import Moment, Output, WindowRows
@@ -30,13 +31,16 @@ from workers import Worker
 
 TASK = "app/orders/0"
 VALUES = pa.schema([pa.field("key", pa.int64())])  # a user's column called `key` is the user's
-AGGREGATES = (
-    Count("n"),
-    Sum("total", "key", pa.int64()),
-    Min("low", "key", pa.int64()),
-    Max("high", "key", pa.int64()),
-    First("first", "key", pa.int64()),
-    Last("last", "key", pa.int64()),
+AGGREGATES = resolve(
+    {
+        "n": agg.count(),
+        "total": agg.sum("key"),
+        "low": agg.min("key"),
+        "high": agg.max("key"),
+        "first": agg.first("key"),
+        "last": agg.last("key"),
+    },
+    VALUES,
 )
 KINDS = ("tumbling", "hopping", "unlimited", "sliding", "session")
 Result = tuple[Any, ...]

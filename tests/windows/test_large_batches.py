@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.storage import Count, Max, StorageConfig, Sum, WorkerStorageRuntime
+from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling
 from tidegate.windows.operators.base import Moment, WindowRows
@@ -40,7 +42,9 @@ def batch(number: int) -> EventBatch:
 )
 @pytest.mark.parametrize("largest", [1 << 22, 1 << 14])
 def test_the_last_update_of_a_window_is_the_window(kind: Hopping, largest: int) -> None:
-    aggregates = [Count("n"), Sum("total", "amount"), Max("most", "text", pa.string())]
+    aggregates = resolve(
+        {"n": agg.count(), "total": agg.sum("amount"), "most": agg.max("text")}, batch(0).values.schema
+    )
     config = StorageConfig.for_tests(max_batch_bytes=largest)
     operator = WindowOperator(
         WorkerStorageRuntime.open(config, MemoryBackend()), "task", "totals", kind, aggregates

@@ -11,7 +11,8 @@ import pytest
 from tidegate.errors import OverloadError
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.windows.aggregates.collections import Collect, CountDistinct
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling
 from tidegate.windows.operators.base import Moment, WindowRows
@@ -21,7 +22,6 @@ from tidegate.windows.operators.windows import WindowOperator
 
 MIB = 1 << 20
 ROWS = 8_000
-POSITION = ("event_ts", "partition", "offset")
 KINDS = {
     "tumbling": (WindowOperator, Tumbling("1h", grace="1h")),
     "hopping": (WindowOperator, Hopping("1h", "30m", grace="1h")),
@@ -51,11 +51,9 @@ def runtime(working_mib: float, backend: MemoryBackend | None = None) -> WorkerS
 
 def operator(shape: str, on: WorkerStorageRuntime, aggregate: str = "collect", **settings: Any) -> Any:
     made, kind = KINDS[shape]
-    kept = {
-        "collect": Collect("kept", "text", pa.string(), POSITION),
-        "distinct": CountDistinct("kept", "text", pa.string()),
-    }[aggregate]
-    return made(on, "task", "windows", kind, [kept], **settings)
+    kept = {"collect": agg.collect("text"), "distinct": agg.count_distinct("text")}[aggregate]
+    resolved = resolve({"kept": kept}, pa.schema([("text", pa.string())]))
+    return made(on, "task", "windows", kind, resolved, **settings)
 
 
 def until_refused(made: Any, most: int = 60) -> tuple[int, OverloadError]:

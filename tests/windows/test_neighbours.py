@@ -9,15 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.clock import ManualClock
-from tidegate.storage import Count, Max, Min, ScratchLimiter, Sum
-from tidegate.windows.aggregates.folds import Folds
+from tidegate.storage import ScratchLimiter
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import Folds, resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.operators import merge_tree
 from tidegate.windows.operators.merge_tree import Stretches, merge_stretches, place_by_time
 
 INT = pa.int64()
 SCRATCH = ScratchLimiter(ManualClock(), reader_slots=1, maintenance_slots=1, timeout_ms=0)
-FOLDS = Folds([Count("n"), Sum("total", "v", INT), Min("low", "v", INT), Max("high", "v", INT)])
+FOLDS = Folds(
+    resolve(
+        {"n": agg.count(), "total": agg.sum("v"), "low": agg.min("v"), "high": agg.max("v")},
+        pa.schema([("v", INT)]),
+    )
+)
 
 
 @settings(max_examples=150, deadline=None)

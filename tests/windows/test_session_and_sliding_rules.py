@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from tidegate.durations import duration_ms
 from tidegate.errors import InvalidError, OverloadError
-from tidegate.storage import Count, StorageConfig, Sum
+from tidegate.storage import StorageConfig
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session, Sliding, Tumbling, WindowKind
 from tidegate.windows.operators.base import Moment, Output, WindowRows
@@ -24,6 +26,7 @@ from tidegate.windows.operators.windows import WindowOperator
 from window_oracles import KafkaSlidingOracle, Record, SlidingOracle, WindowOracle, ms
 from workers import TASK, Worker
 
+COUNTED = resolve({"n": agg.count()}, pa.schema([]))
 VALUES = pa.schema([("value", pa.int64())])
 Emitted = tuple[int, int, int, int | None]  # start, end, timestamp, count (None: deleted)
 
@@ -42,7 +45,7 @@ def batch(times: list[int], keys: list[bytes] | None = None, first_offset: int =
 
 def operator_of(kind: WindowKind, worker: Worker | None = None, **settings: Any) -> Any:
     made = {Session: SessionOperator, Sliding: SlidingOperator}.get(type(kind), WindowOperator)
-    return made((worker or Worker()).runtime, TASK, "windows", kind, [Count("n")], **settings)
+    return made((worker or Worker()).runtime, TASK, "windows", kind, COUNTED, **settings)
 
 
 def emitted(rows: WindowRows) -> list[Emitted]:
@@ -347,13 +350,13 @@ def test_operators_refuse_what_they_cannot_do(made: Any) -> None:
     kind = Session("10ms") if made is SessionOperator else Sliding("10ms")
     runtime = Worker().runtime
     with pytest.raises(TypeError):
-        made(runtime, TASK, "a", Tumbling("10ms"), [Count("n")])
+        made(runtime, TASK, "a", Tumbling("10ms"), COUNTED)
     with pytest.raises(InvalidError, match="compat"):
-        made(runtime, TASK, "b", kind, [Count("n")], compat="other")
+        made(runtime, TASK, "b", kind, COUNTED, compat="other")
     with pytest.raises(InvalidError, match="values"):
-        made(runtime, TASK, "c", kind, [Count("n")], late=LateSettings())
+        made(runtime, TASK, "c", kind, COUNTED, late=LateSettings())
     with pytest.raises(InvalidError, match="late table"):
-        made(runtime, TASK, "d", kind, [Count("n")], future=FutureGuard("1s"))
+        made(runtime, TASK, "d", kind, COUNTED, future=FutureGuard("1s"))
 
 
 @pytest.mark.parametrize("kind", [Session("10ms", grace="5ms"), Sliding("10ms", grace="5ms")])
@@ -379,7 +382,7 @@ def test_dense_windows_are_put_together_from_a_tree() -> None:
         TASK,
         "windows",
         Sliding("200ms", grace="10000ms"),
-        [Count("n"), Sum("s", "value", pa.int64())],
+        resolve({"n": agg.count(), "s": agg.sum("value")}, VALUES),
     )
     given_batch = batch(times.tolist())
     values = generator.integers(-9, 9, 900)

@@ -10,8 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.storage import Count, Sum
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session
 from tidegate.windows.operators.base import Moment, Output
@@ -20,6 +21,8 @@ from window_oracles import Record, SessionOracle
 from workers import TASK, Worker
 
 Sessions = dict[tuple[bytes, int, int], tuple[int, int | None]]
+
+AGGREGATES = resolve({"n": agg.count(), "total": agg.sum("value")}, pa.schema([("value", pa.int64())]))
 
 
 def events(records: list[Record]) -> EventBatch:
@@ -61,9 +64,7 @@ def run(
 
     def start(life: int) -> tuple[Worker, Any]:
         worker = Worker(backend=backend, seed=life)
-        operator = SessionOperator(
-            worker.runtime, TASK, "s", kind, [Count("n"), Sum("total", "value", pa.int64())], emit=emit
-        )
+        operator = SessionOperator(worker.runtime, TASK, "s", kind, AGGREGATES, emit=emit)
         if token is not None:
             worker.runtime.apply_checkpoint(TASK, token)
         return worker, operator

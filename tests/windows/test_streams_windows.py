@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from streams_fixtures import NAMES, Recorded, load_fixture
 
-from tidegate.storage import Count
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys import KeyFormat, decode_keys
 from tidegate.windows.kinds import Hopping, Session, Sliding, WindowKind
@@ -108,7 +109,9 @@ def test_the_operators_make_the_table_kafka_streams_made(name: str, cut: int) ->
     recorded = load_fixture(name)
     kind, emit = kind_of(recorded), recorded.about.get("emit", UPDATE)
     made = {Session: SessionOperator, Sliding: SlidingOperator}.get(type(kind), WindowOperator)
-    operator: Any = made(Worker().runtime, TASK, "windows", kind, [Count("n")], emit=emit)
+    operator: Any = made(
+        Worker().runtime, TASK, "windows", kind, resolve({"n": agg.count()}, pa.schema([])), emit=emit
+    )
     found: list[Sent] = []
     late = 0
     for at in range(0, len(recorded.inputs), cut):

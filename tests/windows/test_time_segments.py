@@ -174,10 +174,11 @@ def test_the_call_chain_of_a_put_is_the_one_of_the_diagram(calls: list[list[str]
     calls.clear()
     processor.process(b"k", b"v", 0)
     (chain,) = calls
-    assert chain[-9:] == [
+    assert chain[-10:] == [
         "WindowStore.put",
         "WindowStore.put_all",
-        "WindowStore._put",
+        "ValueStore._put_all",
+        "WindowStore._write",
         "ValueStore._write",
         "SegmentedStore.put_batch",
         "PreparedPut.commit",

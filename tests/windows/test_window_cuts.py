@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.clock import ManualClock
-from tidegate.storage import Count, First, Max, StorageConfig, Sum, WorkerStorageRuntime
+from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling, Unlimited
 from tidegate.windows.operators.base import Moment, Output
@@ -21,6 +23,9 @@ from tidegate.windows.operators.windowed_operator import FutureGuard
 from tidegate.windows.operators.windows import WindowOperator
 
 VALUES = pa.schema([pa.field("ts", pa.float64()), pa.field("name", pa.string())])
+AGGREGATES = resolve(
+    {"count": agg.count(), "sum": agg.sum("ts"), "max": agg.max("ts"), "first": agg.first("name")}, VALUES
+)
 NOW = 10_000
 KINDS = {
     "tumbling": Tumbling("10ms"),
@@ -72,7 +77,7 @@ class Run:
             "task",
             "windows",
             self.kind,
-            [Count("count"), Sum("sum", "ts"), Max("max", "ts"), First("first", "name", pa.string())],
+            AGGREGATES,
             emit=self.emit,
             partitions=self.partitions,
             values=VALUES,

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.storage import Count, StorageConfig, Sum, WorkerStorageRuntime
+from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.windows.aggregates import definitions as aggregates
+from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys import SessionWindow, TimeWindow
@@ -21,10 +21,12 @@ from tidegate.windows.operators.windows import WindowOperator
 from tidegate.windows.stores.window_store import WindowStore
 from window_oracles import ms
 
+COUNTED = resolve({"n": agg.count()}, pa.schema([]))
+
 
 def make(kind: Any, emit: str = "update", **options: Any) -> WindowOperator:
     runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
-    return WindowOperator(runtime, "task", "windows", kind, [Count("n")], emit=emit, **options)
+    return WindowOperator(runtime, "task", "windows", kind, COUNTED, emit=emit, **options)
 
 
 def events(times: list[int], keys: list[bytes | None] | None = None, *, first_offset: int = 0) -> EventBatch:
@@ -198,11 +200,12 @@ def test_a_leap_to_the_end_of_time_inside_a_batch_keeps_windows_apart() -> None:
 
 def test_names_of_the_user_never_clash_with_those_of_storage() -> None:
     runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
-    sums = [Sum("key", "ts"), Sum("ts", "seq"), Count("notes.count")]
-    operator = WindowOperator(runtime, "task", "windows", Tumbling("10ms"), sums)
     values = pa.record_batch(
         {"ts": pa.array([1.5, 2.5]), "seq": pa.array([4.0, None]), "key": pa.array([1, 2])}
     )
+    sums = {"key": agg.sum("ts"), "ts": agg.sum("seq"), "notes.count": agg.count()}
+    resolved = resolve(sums, values.schema)
+    operator = WindowOperator(runtime, "task", "windows", Tumbling("10ms"), resolved)
     batch = events([1, 2]).with_values(values)
     (row,) = operator.process(batch, Moment(0)).rows.to_batch().to_pylist()  # type: ignore[union-attr]
     assert row["values"] == {"key": 4.0, "ts": 4.0, "notes.count": 2}
@@ -211,7 +214,8 @@ def test_names_of_the_user_never_clash_with_those_of_storage() -> None:
 
 def test_a_batch_without_a_column_that_is_aggregated_is_refused_before_anything_is_folded() -> None:
     runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
-    operator = WindowOperator(runtime, "task", "windows", Tumbling("10ms"), [Sum("total", "amount")])
+    sums = resolve({"total": agg.sum("amount")}, pa.schema([("amount", pa.float64())]))
+    operator = WindowOperator(runtime, "task", "windows", Tumbling("10ms"), sums)
     with pytest.raises(InvalidError, match="'amount'"):
         operator.process(events([1]), Moment(0))
     assert operator.states[0].index.bucket_count == 0
@@ -219,7 +223,7 @@ def test_a_batch_without_a_column_that_is_aggregated_is_refused_before_anything_
 
 def test_dropped_time_segments_give_their_backlog_back() -> None:
     runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
-    operator = WindowOperator(runtime, "task", "windows", Tumbling("1m"), [Count("n")])
+    operator = WindowOperator(runtime, "task", "windows", Tumbling("1m"), COUNTED)
     for minute in range(50):
         operator.process(events([60_000 * minute]), Moment(0))
     assert operator.states[0].index.bucket_count <= 3
@@ -230,9 +234,9 @@ def test_public_definitions_of_aggregates_are_taken_too() -> None:
     runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
     batch = events([1, 12, 3]).with_values(pa.record_batch({"offset": pa.array([5, 6, 7])}))
     definitions = {
-        "key": aggregates.sum("offset"),
-        "ts": aggregates.count(),
-        "last": aggregates.last("offset"),
+        "key": agg.sum("offset"),
+        "ts": agg.count(),
+        "last": agg.last("offset"),
     }
     resolved = resolve(definitions, batch.values.schema)
     operator = WindowOperator(runtime, "task", "windows", Hopping("10ms", "5ms", grace="20ms"), resolved)

@@ -73,8 +73,9 @@ def test_a_position_only_grows() -> None:
     position.advance_batch("u", 3, np.array([], np.int64))
     assert position.to_dict() == {"t": {0: 9, 1: 4, 2: 0}, "u": {3: 8}}
     assert position.offset("t", 9) == position.offset("x", 0) == -1
-    copy = position.snapshot()
-    position.merge(Position({"t": {0: 20}, "v": {0: 0}}))
+    copy = Position(position.to_dict())
+    position.advance("t", 0, 20)
+    position.advance("v", 0, 0)
     assert copy.offset("t", 0) == 9
     assert position.covers(copy) and not copy.covers(position)
     assert position.covers(Position())

@@ -261,17 +261,23 @@ def run(
     if explain:
         echo(app.explain())
         return 0
-    return run_app(
-        app,
-        engine=engine,
-        master=master,
-        metrics=metrics,
-        until="caught_up" if once else None,
-        close=close,
-        trigger=trigger,
-        round_records=round_records,
-        on_loss=on_loss,
-    )
+    from tidegate.pipeline.progress import with_state
+
+    try:
+        return run_app(
+            app,
+            engine=engine,
+            master=master,
+            metrics=metrics,
+            until="caught_up" if once else None,
+            close=close,
+            trigger=trigger,
+            round_records=round_records,
+            on_loss=on_loss,
+        )
+    except TidegateError as error:
+        error.args = (with_state(str(error), app.state),)
+        raise
 
 
 def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, **settings: Any) -> int:
@@ -398,11 +404,12 @@ def status(
     partition; 5 when a partition is stopped because it cannot be read.
     """
     from tidegate.pipeline.admin import app_status, list_apps
-    from tidegate.pipeline.progress import exit_code_of, faults_of, new_faults
+    from tidegate.pipeline.progress import exit_code_of, faults_of, given_state, new_faults
 
     with opened_backend(state) as backend, _log(log_url, command_config, command_properties) as log:
         names = list_apps(backend) if app is None else [app]
         found = [app_status(backend, name, log, orphans=True) for name in names]
+        at = given_state(backend.address)
     if not found:
         say(f"no app has state in {state}")
     columns = (
@@ -463,7 +470,7 @@ def status(
             kinds = ", ".join(
                 f"{count:,} {kind}" for kind, count in faults_of(one.totals, one.topics).items()
             )
-            say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}")
+            say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}{at}")
     return exit_code_of(stopped, sum(new_faults(one.totals, one.topics) for one in found))
 
 

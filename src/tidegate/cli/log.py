@@ -325,7 +325,11 @@ def _show_topic(
     log, files, clock = Path(log_url), Files(), SystemClock()
     folder = LogFolder(files, log)
     description, broker = folder.describe(topic), folder.broker_config()
-    config = description.config.altered(settings, broker=broker) if settings else description.config
+    config = description.config
+    if settings:
+        of_topic, of_broker = _split(settings)
+        broker = broker.altered(of_broker)
+        config = config.altered(of_topic, broker=broker)
     if checked_every is None:
         checks = attending_interval_ms(log, config, broker, files=files)
     else:
@@ -472,15 +476,22 @@ def _print_records(records: list[dict[str, Any]], format: str) -> None:
 
 def _configs(settings: dict[str, str], checked_every: str | None) -> tuple[TopicConfig, BrokerConfig]:
     """Topic and broker settings from one list of `-X`; a name nobody knows is told with the nearest one."""
-    from tidegate.log.topic_config import BROKER_SETTINGS, BrokerConfig, TopicConfig
+    from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
-    of_broker: dict[str, Any] = {key: value for key, value in settings.items() if key in BROKER_SETTINGS}
-    of_topic = {key: value for key, value in settings.items() if key not in BROKER_SETTINGS}
+    of_topic, of_broker = _split(settings)
     if checked_every is not None and checked_every != "never":
         every = duration_ms(checked_every)
         of_broker |= {"log.retention.check.interval.ms": every, "log.cleaner.backoff.ms": every}
     broker = BrokerConfig.of(of_broker)
     return TopicConfig.of(of_topic, broker=broker), broker
+
+
+def _split(settings: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The settings of topics, and those of brokers."""
+    from tidegate.log.topic_config import BROKER_SETTINGS
+
+    of_broker: dict[str, Any] = {key: value for key, value in settings.items() if key in BROKER_SETTINGS}
+    return {key: value for key, value in settings.items() if key not in BROKER_SETTINGS}, of_broker
 
 
 def _draw(timeline: Timeline, picture: str | None) -> None:

@@ -193,7 +193,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except click.UsageError as error:
         where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
-        error_line(f"{error.format_message().rstrip('.')}{where}")
+        lines = error.format_message().rstrip(".").splitlines()  # click lists choices on lines of their own
+        error_line(f"{' '.join(line.strip() for line in lines)}{where}")
         return error.exit_code
     except click.ClickException as error:
         error_line(error.format_message())

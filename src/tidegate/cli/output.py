@@ -393,6 +393,11 @@ def is_quiet() -> bool:
     return _level() < 1
 
 
+def is_verbose() -> bool:
+    """Whether `-v` was given."""
+    return _level() > 1
+
+
 def _level() -> int:
     context = click.get_current_context(silent=True)
     talk = None if context is None else context.find_root().obj

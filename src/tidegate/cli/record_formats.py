@@ -180,6 +180,11 @@ def _whole_csv_records(stream: BinaryIO, max_line_bytes: int) -> Iterator[tuple[
             rest = rest[cut:]
         if len(rest) > max_line_bytes:
             raise InvalidError(_too_long(f"the record that begins in line {number}", max_line_bytes))
+    if rest and _CSV_RECORDS.fullmatch(rest + b"\n") is None:
+        raise InvalidError(
+            f"the record that begins in line {number} has a quote that is not closed; close it, and write quotes "
+            'within a quoted field twice: ""'
+        )
     if rest:
         yield number, rest
 

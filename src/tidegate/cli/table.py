@@ -145,8 +145,9 @@ def line(status: Any) -> str:
 
 def _watch(table: Any, ends: threading.Event, seconds: float | None) -> None:
     """Show the status until `ends` is set or the time is over."""
+    from msgspec import to_builtins
+
     from tidegate.clock import SystemClock
-    from tidegate.tables.hybrid.status import described
 
     clock = SystemClock()
     stop_ms = None if seconds is None else clock.monotonic_ms() + int(seconds * 1000)
@@ -155,7 +156,7 @@ def _watch(table: Any, ends: threading.Event, seconds: float | None) -> None:
             table.check()
             if stop_ms is not None and clock.monotonic_ms() >= stop_ms:
                 break
-            live.tell(lambda: line(table.status()), lambda: described(table.status()))
+            live.tell(lambda: line(table.status()), lambda: to_builtins(table.status()))
 
 
 def _numbers(written: str | None) -> list[int] | None:

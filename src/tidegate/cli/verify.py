@@ -175,6 +175,10 @@ def verify(
     if html is not None:
         _require_room(html, files)  # said now, not after hours of reading
     target = where or log_url
+    if where is None and not log_url.startswith("kafka://") and not Path(log_url).is_dir():
+        raise InvalidError(
+            f"there is no log at {log_url}: give --log URL or set TIDEGATE_LOG, or name a folder"
+        )
     full, interrupted = FullReport(), False
     with parallel_runner(spark, master, jobs) as runner:
         try:

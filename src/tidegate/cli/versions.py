@@ -22,7 +22,17 @@ from tidegate.cli.options import (
     verbosity_options,
     yes_option,
 )
-from tidegate.cli.output import LiveLine, bar, counted, print_object, print_rows, printable, say, warn
+from tidegate.cli.output import (
+    LiveLine,
+    bar,
+    counted,
+    is_verbose,
+    print_object,
+    print_rows,
+    printable,
+    say,
+    warn,
+)
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
 
@@ -100,6 +110,7 @@ def push(
 
     Lost, changed or late records fail the version: it is never shown, the report names them, and readers go on with
     the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
+    A row of CSV or JSON that cannot be read whole is refused; -X mode=PERMISSIVE takes what Spark makes of it.
     """
     from tidegate.cli.options import client_settings
     from tidegate.spark import push as driver
@@ -109,7 +120,7 @@ def push(
 
     client = client_settings(command_config, command_properties)
     spark = session("tidegate push") if master is None else session("tidegate push", master=master)
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel("ERROR" if is_verbose() else "FATAL")  # what fails is told in one line
     frame = source_frame(spark, source, format=source_format, options=settings, sql=sql)
     with PushLine() as line:
         try:

@@ -619,7 +619,8 @@ def _list_stretch(
     end = at + _count_stretch(low, high, levels)
     if nodes.shape[0] == 0:
         return end
-    windows[at:end] = window
+    for pair in range(at, end):  # several times as fast as assigning a slice
+        windows[pair] = window
     front, back, level = at, end, 0
     while low < high:
         if level == levels - 1:
@@ -665,6 +666,12 @@ def list_nodes(
     for window in range(limits.shape[0]):
         low, high = int64(lows[window]), int64(highs[window])
         if away_before[high] == away_before[low]:
+            if levels == 1:  # the usual case, without a call
+                for node in range(low, high):
+                    if nodes.shape[0] > 0:
+                        nodes[at], windows[at] = bases[0] + node, window
+                    at += 1
+                continue
             at = _list_stretch(low, high, levels, bases, window, at, nodes, windows)
             continue
         begin = low

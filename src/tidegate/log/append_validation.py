@@ -39,6 +39,7 @@ from tidegate.log.producer_state import BatchMetadata, Origin
 from tidegate.log.topic_config import TopicConfig
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
+_BAD_TIME: Final = "INVALID_TIMESTAMP"
 _OFFSET_AND_EPOCH: Final = Struct(
     ">qii"
 )  # base offset, length, leader epoch: all before the checksummed bytes
@@ -203,18 +204,19 @@ def _check_records(facts: RecordFacts, header: BatchHeader, to: Appending) -> No
         )
     if config.message_timestamp_type == LOG_APPEND_TIME:
         if header.attributes & LOG_APPEND_TIME_BIT:
-            raise _bad_time(to, "its timestamp type is LogAppendTime, which only the log may set")
+            raise _invalid(to, "its timestamp type is LogAppendTime, which only the log may set", _BAD_TIME)
         return
     if facts.max_timestamp == NO_TIMESTAMP:
         if header.attributes & LOG_APPEND_TIME_BIT:
-            raise _bad_time(to, "its timestamp type is LogAppendTime, but it has no timestamp")
+            raise _invalid(to, "its timestamp type is LogAppendTime, but it has no timestamp", _BAD_TIME)
         return
     before, after = config.timestamp_bounds_ms
     if to.now_ms - facts.min_timestamp > before or facts.max_timestamp - to.now_ms > after:
-        raise _bad_time(
+        raise _invalid(
             to,
             f"its timestamps {facts.min_timestamp} to {facts.max_timestamp} are not within "
             f"{to.now_ms - before} to {to.now_ms + after} (message.timestamp.before/after.max.ms)",
+            _BAD_TIME,
         )
 
 
@@ -241,9 +243,7 @@ def _inspect(batch: Buffer, header: BatchHeader, to: Appending) -> RecordFacts:
     try:
         return inspect_records(batch, header)
     except CorruptError as error:
-        raise InvalidError(
-            f"a batch for {to.where} was refused, nothing was written: {error}", kafka_name="INVALID_RECORD"
-        ) from error
+        raise _invalid(to, str(error)) from error
 
 
 def _target_codec(source: Codec, config: TopicConfig) -> Codec:
@@ -300,15 +300,9 @@ def _prepare_as_given(batch: Buffer, to: Appending) -> Prepared:
     return Prepared(view, headers, first, last, max_timestamp, NO_TIMESTAMP, size, None)
 
 
-def _invalid(to: Appending, what: str) -> InvalidError:
+def _invalid(to: Appending, what: str, kafka_name: str = "INVALID_RECORD") -> InvalidError:
     return InvalidError(
-        f"a batch for {to.where} was refused, nothing was written: {what}", kafka_name="INVALID_RECORD"
-    )
-
-
-def _bad_time(to: Appending, what: str) -> InvalidError:
-    return InvalidError(
-        f"a batch for {to.where} was refused, nothing was written: {what}", kafka_name="INVALID_TIMESTAMP"
+        f"a batch for {to.where} was refused, nothing was written: {what}", kafka_name=kafka_name
     )
 
 

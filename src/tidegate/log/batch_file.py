@@ -1,15 +1,10 @@
 """The `.log` file of one log segment: consecutive record batches and nothing else.
 
-`BatchFile` keeps the file's logical size, appends, undoes failed appends, and truncates. `walk`, `headers` and
-`sound_headers` step from batch to batch. `next_sound_batch` and `find_around` find sound batches after
-damage: batches have no start mark, but a header is recognisable (magic 2 at byte 16, a length that fits
-the file, a CRC over the whole). A candidate counts only when its CRC matches, so a false candidate costs a
-checksum but never gives a wrong result. Memory is bounded by the window and one batch.
+`BatchFile` keeps the file's logical size, appends, undoes failed appends, and truncates. Only bytes below the logical
+size are ever read: a preallocated file ends in zeros, a failed append may have left part of a batch. `walk`,
+`headers` and `sound_headers` step from batch to batch. `next_sound_batch` and `find_around` find sound batches after
+damage by their header (magic 2, a length that fits) and their CRC. Memory is bounded by the window and one batch.
 
-The logical size may be smaller than the file: a preallocated file ends in zeros, a failed append may have
-left part of a batch. Only bytes below the logical size are ever read.
-
-Invariants:
 G1  an append that fails leaves the logical size and every byte below it as they were; the bytes it wrote are
     cut off before the next byte is written;
 G2  a reader has a descriptor of its own, so closing or renaming the writer's file does not disturb it, and a
@@ -277,15 +272,23 @@ _MAGIC_BYTE: Final = bytes([MAGIC])
 
 
 def next_sound_batch(
-    file: File, position: int, end: int, *, min_offset: int = 0
+    file: File, position: int, end: int, *, min_offset: int = 0, below: int | None = None
 ) -> tuple[int, BatchHeader] | None:
-    """Return the first batch at or after byte `position` whose CRC matches and whose base is ≥ `min_offset`."""
+    """Return the first batch at or after byte `position` with a right CRC and offsets in [`min_offset`, `below`)."""
     for candidate in _candidates(file, position, end, min_offset):
-        try:
-            return next(sound_headers(file, candidate, end))
-        except CorruptError:
-            continue
+        with suppress(CorruptError):
+            found = next(sound_headers(file, candidate, end))
+            if below is None or found[1].last_offset < below:
+                return found
     return None
+
+
+def is_zero(file: File, start: int, end: int) -> bool:
+    """Return whether these bytes are only the zeros of preallocation."""
+    return not any(
+        file.read_at(position, min(CHECK_BYTES, end - position)).strip(b"\0")
+        for position in range(start, end, CHECK_BYTES)
+    )
 
 
 def sound_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:

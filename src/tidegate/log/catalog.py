@@ -5,14 +5,10 @@ The catalog is one line of JSON and one line `crc32c:<8 hex digits over the JSON
     {"version": 1, "topics": {NAME: {"id": 22 characters, "partitions": n, "config": {KEY: "value"},
      "encoding": {…}}}, "removing": [FOLDER, …]}
 
-`config` holds only the topic's own settings; broker-level settings are in `server.properties` in the same folder.
-`encoding` describes the keys and values of topics that an app writes results to (`tables/topic_encoding.py`);
-it is optional. `removing` lists partition folders of deleted topics that may still be on the disk: the next
-change of the catalog removes them.
-
-A partition's folder is `<topic>-<partition>` directly in the log folder. Because only letters, digits, dot,
-underscore and dash are allowed, no name can leave the log folder; the folder of a deleted topic gets a
-`.<32 hex>-delete` ending, which no valid partition folder has.
+`config` holds only the topic's own settings; broker-level settings are in `server.properties`. `encoding` (optional)
+describes the keys and values of topics that an app writes results to. `removing` lists partition folders of
+deleted topics that may still be on the disk. A partition's folder is `<topic>-<partition>` directly in the log
+folder; that of a deleted topic gets a `.<32 hex>-delete` ending.
 
 G1  the catalog is replaced whole (temporary file, sync, rename) under the folder's short lock.
 G2  a folder that holds Kafka data but no catalog is foreign: it is described from its partition folders,
@@ -160,6 +156,12 @@ class TopicEntry:
     config: Mapping[str, str]
     encoding: Mapping[str, Any] | None = None
 
+    def described(self, name: str, broker: BrokerConfig) -> TopicDescription:
+        config = TopicConfig.of(self.config, broker=broker)
+        return TopicDescription(
+            name, tuple(range(self.partitions)), config, self.topic_id, encoding=self.encoding
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
@@ -210,7 +212,22 @@ class Catalog:
                     f"safe in the partition folders: with {path.name} moved away, `verify` and `consume` read them",
                     path=path,
                 )
-            return cls._from_body(body, path)
+            if body.get("version") != _VERSION:
+                raise CorruptError(
+                    f"{path}: catalog version {body.get('version')!r} is unknown, this release reads {_VERSION}; "
+                    f"use the release that wrote it",
+                    path=path,
+                )
+            topics = {
+                check_topic_name(name): TopicEntry(
+                    stored_topic["id"],
+                    check_partition_count(stored_topic["partitions"]),
+                    stored_topic["config"],
+                    stored_topic.get("encoding"),
+                )
+                for name, stored_topic in body["topics"].items()
+            }
+            return cls(topics, tuple(body["removing"]))
         except InvalidError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -218,25 +235,6 @@ class Catalog:
                 f"{path}: the catalog has a right checksum and cannot be read ({error}); restore it from a backup",
                 path=path,
             ) from error
-
-    @classmethod
-    def _from_body(cls, body: Any, path: Path) -> Catalog:
-        if body.get("version") != _VERSION:
-            raise CorruptError(
-                f"{path}: catalog version {body.get('version')!r} is unknown, this release reads {_VERSION}; "
-                f"use the release that wrote it",
-                path=path,
-            )
-        topics = {
-            check_topic_name(name): TopicEntry(
-                stored_topic["id"],
-                check_partition_count(stored_topic["partitions"]),
-                stored_topic["config"],
-                stored_topic.get("encoding"),
-            )
-            for name, stored_topic in body["topics"].items()
-        }
-        return cls(topics, tuple(body["removing"]))
 
 
 def unknown_topic(topic: str, known: Iterable[str]) -> InvalidError:
@@ -320,16 +318,7 @@ class LogFolder:
         broker = self.broker_config()
         if not self.is_ours():
             return self._described_from_folders(broker)
-        return [
-            TopicDescription(
-                name,
-                tuple(range(entry.partitions)),
-                TopicConfig.of(entry.config, broker=broker),
-                entry.topic_id,
-                encoding=entry.encoding,
-            )
-            for name, entry in sorted(self.read().topics.items())
-        ]
+        return [entry.described(name, broker) for name, entry in sorted(self.read().topics.items())]
 
     def describe(self, topic: str) -> TopicDescription:
         """Return one topic, or raise an error that names the most similar one."""
@@ -345,11 +334,7 @@ class LogFolder:
             if topic not in described:
                 raise unknown_topic(topic, described)
             return described[topic]
-        entry = self.read().entry(topic)
-        config = TopicConfig.of(entry.config, broker=self.broker_config())
-        return TopicDescription(
-            topic, tuple(range(entry.partitions)), config, entry.topic_id, encoding=entry.encoding
-        )
+        return self.read().entry(topic).described(topic, self.broker_config())
 
     def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
         """Return the id and number of partitions of each given topic that exists."""

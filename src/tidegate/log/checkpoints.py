@@ -3,28 +3,22 @@
     *-offset-checkpoint      0\\n<count>\\n then <topic> <partition> <offset>\\n per line
     leader-epoch-checkpoint  0\\n<count>\\n then <epoch> <start offset>\\n per line, both growing strictly
     partition.metadata       version: 0\\ntopic_id: <22 characters of URL-safe base64>, no newline at the end
-    .kafka_cleanshutdown     {"version":0,"brokerEpoch":<n>}, no newline at the end
+    .kafka_cleanshutdown     {"version":0,"brokerEpoch":<n>}, no newline at the end; only while all is closed cleanly
     tidegate.closed          sizes of the last log segment's files at a clean close, checksummed JSON; one per partition
     tidegate.cleaning        an offset checkpoint: partitions with a compaction in progress, and the offset it may reach
 
 Every file is replaced atomically. Kafka's files have no checksum.
 
 H1  `tidegate.closed` is removed, and the removal synced, before anything else in the folder changes; if it
-    exists and the sizes match, no program has written since. To check that, at most the last 64 KiB of one
-    `.log` are read.
+    exists and the sizes match, no program has written since.
 H2  checkpoints are hints: a damaged one counts as empty.
-H3  `.kafka_cleanshutdown` exists only while every partition is closed cleanly.
-H4  every change of `LeaderEpochs` is on the disk before the method returns, so the file never lacks an entry
-    that a batch in the log refers to.
-H5  a line of `cleaner-offset-checkpoint` says that everything below its offset was compacted once. It must
-    not outlive those records: if a log is cut and grows again, a line beyond the cut would keep superseded
-    values and bring deleted keys back. So opening or cutting a partition lowers it
-    (`CleanerCheckpoint.lower`). A compaction swaps its segments before that line is written;
-    `tidegate.cleaning` covers the time between (`CompactedBelow`).
+H4  every change of `LeaderEpochs` is on the disk before the method returns.
+H5  a line of `cleaner-offset-checkpoint` says that everything below its offset was compacted once. It must not
+    outlive those records, so opening or cutting a partition lowers it. A compaction swaps its segments before
+    that line is written; `tidegate.cleaning` covers the time between (`CompactedBelow`).
 
 Thread rule: pure functions and single file effects; callers that read, change and write a shared checkpoint
-hold the folder's short lock around all three. `LeaderEpochs` and `CleanerCheckpoint` may be used from any
-thread.
+hold the folder's short lock. `LeaderEpochs` and `CleanerCheckpoint` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -238,14 +232,6 @@ def remove_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
     return True
 
 
-# -- internals ---------------------------------------------------------------------------------------
-
-
-def read_text_file(path: Path, *, files: Files) -> bytes:
-    """Return the bytes of a checkpoint; empty when it is missing, an error when it is absurdly long."""
-    return _read(path, files)
-
-
 def _read(path: Path, files: Files, *, limit: int = CHECKPOINT_LIMIT_BYTES) -> bytes:
     found = files.stat(path)
     if found is None:
@@ -310,23 +296,15 @@ class EpochEnd(NamedTuple):
 class LeaderEpochs:
     """The leader epochs of one partition, oldest first; a damaged file raises `CorruptError` at once."""
 
-    def __init__(self, path: Path, *, files: Files) -> None:
+    def __init__(self, path: Path, *, files: Files, ignore_file: bool = False) -> None:
+        """Read the file; with `ignore_file` begin without entries, to rebuild them from the log."""
         self.path = path
         self._files = files
         self._lock = threading.Lock()
         self._entries: list[EpochEntry] = []
-        for entry in parse_checkpoint(read_text_file(path, files=files), _epoch_line, path=path):
+        stored = b"" if ignore_file else _read(path, files)
+        for entry in parse_checkpoint(stored, _epoch_line, path=path):
             self._entries = _with_entry(self._entries, entry)
-
-    @classmethod
-    def empty(cls, path: Path, *, files: Files) -> LeaderEpochs:
-        """Start without entries, whatever the file holds, to rebuild it from the log. Writes nothing yet."""
-        epochs = cls.__new__(cls)
-        epochs.path = path
-        epochs._files = files
-        epochs._lock = threading.Lock()
-        epochs._entries = []
-        return epochs
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
@@ -368,7 +346,7 @@ class LeaderEpochs:
                 return EpochEnd(NO_EPOCH, NO_OFFSET)
             if entries[-1].epoch == epoch:
                 return EpochEnd(epoch, log_end)
-            higher = bisect_right(entries, epoch, key=_epoch_of)
+            higher = bisect_right(entries, epoch, key=lambda entry: entry.epoch)
             if higher == len(entries):
                 return EpochEnd(NO_EPOCH, NO_OFFSET)
             # Below the first known epoch the result has the requested one: its data is gone from the log.
@@ -378,7 +356,7 @@ class LeaderEpochs:
     def truncate_from_start(self, start_offset: int) -> None:
         """Drop what lies before `start_offset`; the epoch that covers it now starts there."""
         with self._lock:
-            gone = bisect_right(self._entries, start_offset, key=_start_of)
+            gone = bisect_right(self._entries, start_offset, key=lambda entry: entry.start_offset)
             if gone == 0:
                 return
             kept = [EpochEntry(self._entries[gone - 1].epoch, start_offset), *self._entries[gone:]]
@@ -388,7 +366,7 @@ class LeaderEpochs:
     def truncate_from_end(self, end_offset: int) -> None:
         """Drop epochs that start at or after `end_offset` (a negative one changes nothing)."""
         with self._lock:
-            kept = bisect_left(self._entries, end_offset, key=_start_of)
+            kept = bisect_left(self._entries, end_offset, key=lambda entry: entry.start_offset)
             if end_offset >= 0 and kept < len(self._entries):
                 self._replace(self._entries[:kept])
 
@@ -424,25 +402,8 @@ def _epoch_line(fields: list[str]) -> EpochEntry | None:
     return None if epoch is None or start_offset is None else EpochEntry(epoch, start_offset)
 
 
-def _epoch_of(entry: EpochEntry) -> int:
-    return entry.epoch
-
-
-def _start_of(entry: EpochEntry) -> int:
-    return entry.start_offset
-
-
 CLOSED_NAME = "tidegate.closed"
 _MARK_LIMIT_BYTES = 4096
-
-
-class Position(NamedTuple):
-    """The values that the checkpoints store for one partition."""
-
-    recovery_point: int
-    log_start: int
-    first_base: int
-    high_watermark: int
 
 
 def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
@@ -494,20 +455,12 @@ def read_checkpoint(files: Files, path: Path) -> Offsets:
         return {}
 
 
-def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPartition, Position]) -> None:
-    """Write the partitions' lines into Kafka's checkpoint files and keep all other lines."""
-    lines: dict[str, dict[tuple[str, int], int | None]] = {
-        RECOVERY_POINTS: {},
-        HIGH_WATERMARKS: {},
-        LOG_STARTS: {},
-    }
-    for place, position in positions.items():
-        lines[RECOVERY_POINTS][place] = position.recovery_point
-        lines[HIGH_WATERMARKS][place] = position.high_watermark
-        inside = position.log_start > position.first_base  # otherwise the file name gives it
-        lines[LOG_STARTS][place] = position.log_start if inside else None
-    for name, chosen in lines.items():
-        merge_lines(files, log_folder / name, chosen)
+def merge_checkpoints(
+    files: Files, log_folder: Path, lines: Mapping[TopicPartition, Mapping[str, int | None]]
+) -> None:
+    """Write the partitions' lines, by file name, into Kafka's checkpoint files and keep all other lines."""
+    for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS):
+        merge_lines(files, log_folder / name, {place: by_name[name] for place, by_name in lines.items()})
 
 
 def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[TopicPartition]) -> None:
@@ -564,24 +517,25 @@ class CleanerCheckpoint:
 
     def put(self, topic: str, partition: int, offset: int) -> None:
         """Record that everything below `offset` is compacted."""
-        merge_checkpoint(self._path, {(topic, partition): offset}, files=self._files, clock=self._clock)
+        self._merge(self._path, (topic, partition), offset)
 
     def begin(self, topic: str, partition: int, stop: int) -> None:
         """Record that a compaction is about to replace segments; nothing from `stop` on is touched."""
-        merge_checkpoint(self._begun, {(topic, partition): stop}, files=self._files, clock=self._clock)
+        self._merge(self._begun, (topic, partition), stop)
 
     def end(self, topic: str, partition: int, offset: int) -> None:
         """Record that the compaction is done: everything below `offset` is compacted."""
         self.put(topic, partition, offset)
-        merge_checkpoint(self._begun, {(topic, partition): None}, files=self._files, clock=self._clock)
+        self._merge(self._begun, (topic, partition), None)
 
     def lower(self, topic: str, partition: int, log_end: int) -> None:
         """Lower the checkpoint to a log that ends at `log_end`: nothing from there on was compacted."""
         for path in (self._path, self._begun):
-            known = read_checkpoint(self._files, path).get((topic, partition))
-            if known is not None and known > log_end:
-                lines = {(topic, partition): log_end}
-                merge_checkpoint(path, lines, files=self._files, clock=self._clock)
+            if read_checkpoint(self._files, path).get((topic, partition), 0) > log_end:
+                self._merge(path, (topic, partition), log_end)
+
+    def _merge(self, path: Path, place: tuple[str, int], offset: int | None) -> None:
+        merge_checkpoint(path, {place: offset}, files=self._files, clock=self._clock)
 
 
 @dataclass(frozen=True, slots=True)

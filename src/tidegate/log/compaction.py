@@ -4,17 +4,11 @@
 2  all segments below the mapped end, in groups → `<first base>.log.cleaned` and its indexes
 3  each group finished, synced and dated like its last source, then swapped for its sources
 
-`compaction_plan` decides what is dirty, `compaction_filter` which records stay. `CleanedSegment` writes the
-replacement of one group: it takes many batches at a time as columns, so the index rule (see `segment`) is
-applied to arrays.
+`compaction_plan` decides what is dirty, `compaction_filter` which records stay. Memory is bounded by the key map, one
+piece of a segment (or one batch), and its decoded records.
 
-Invariants:
-G1  After `CleanedSegment.finish` every file has its exact size and is synced.
-G2  An index that is full gets no more entries. Indexes are sparse, so look-ups stay right.
-N1  Nothing is read at or above the uncleanable offset, and nothing is swapped that was not synced.
-N2  Every batch's CRC is checked as it is read: damage stops the compaction and is never copied under a new
-    CRC.
-N3  Memory is bounded by the key map, one piece of a segment (or one batch), and its decoded records.
+G1  After `CleanedSegment.finish` every file has its exact size and is synced; nothing else is swapped in.
+N2  Every batch's CRC is checked as it is read: damage stops the compaction and is never copied under a new CRC.
 N4  A compaction that fails before its swap leaves the log unchanged and removes its own files; a crash during
     the swap is finished or undone by `recovery`.
 
@@ -46,7 +40,6 @@ from tidegate.log.compaction_filter import (
     CleaningFilter,
     Kept,
     KeyMap,
-    LastBatch,
     Rules,
     follow_transactions,
 )
@@ -245,35 +238,6 @@ class _Stretch:
     end: int
 
 
-class _CutWatch:
-    """Detects whether the partition was truncated, or lost segments, since the compaction began."""
-
-    def __init__(self, log: PartitionLog) -> None:
-        self._log = log
-        self._cut = False
-
-    def __enter__(self) -> _CutWatch:
-        with self._log.lock:
-            self._log.hooks.on_truncate.append(self._on_truncate)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._log.lock:
-            self._log.hooks.on_truncate.remove(self._on_truncate)
-
-    def require_uncut(self, sources: list[LogSegment]) -> None:
-        """Raise if the log no longer holds what was read; call it under the partition's lock."""
-        there = {id(segment) for segment in self._log.segments}
-        if self._cut or not all(id(segment) in there for segment in sources):
-            raise ConflictError(
-                f"{self._log.folder.name} was cut while it was compacted; nothing was changed, the next pass "
-                f"starts afresh"
-            )
-
-    def _on_truncate(self, _: LogSegment) -> None:
-        self._cut = True
-
-
 class Cleaner:
     """Compacts partitions, one after the other."""
 
@@ -297,10 +261,7 @@ class Cleaner:
 
     def clean(self, log: PartitionLog, part: Cleanable) -> CompactionReport:
         """Compact `part` of the partition; the caller stores `next_dirty` as its cleaner checkpoint."""
-        with _CutWatch(log) as watch:
-            return self._clean(log, part, watch)
-
-    def _clean(self, log: PartitionLog, part: Cleanable, watch: _CutWatch) -> CompactionReport:
+        cuts = log.cuts
         started_ms = self._clock.monotonic_ms()
         now_ms = self._clock.now_ms()
         key_map, mapped_to = self._map_keys(log, part)
@@ -321,8 +282,8 @@ class Cleaner:
         counts = _Counts()
         transactions = CleanedTransactions()
         for group in groups:
-            chosen = CleaningFilter(key_map, rules, last_batches(log), transactions)
-            self._clean_group(log, group, chosen, counts, watch)
+            chosen = CleaningFilter(key_map, rules, dict(log.active_producers), transactions)
+            self._clean_group(log, group, chosen, counts, cuts)
         return CompactionReport(
             topic=log.topic,
             partition=log.partition,
@@ -373,7 +334,7 @@ class Cleaner:
         group: list[LogSegment],
         chosen: CleaningFilter,
         counts: _Counts,
-        watch: _CutWatch,
+        cuts: int,
     ) -> None:
         base_offset = group[0].base_offset
         cleaned = CleanedSegment(log.folder, base_offset, log.config, files=self._files)
@@ -402,7 +363,12 @@ class Cleaner:
             replacement.set_mtime_ms(group[-1].mtime_ms)
             counts.bytes_after += replacement.size
             with log.lock:
-                watch.require_uncut(group)
+                there = {id(segment) for segment in log.segments}
+                if log.cuts != cuts or not all(id(segment) in there for segment in group):
+                    raise ConflictError(
+                        f"{log.folder.name} was cut while it was compacted; nothing was changed, the next pass "
+                        f"starts afresh"
+                    )
                 swapping = True
                 log.replace_segments([replacement], group)
         except BaseException:
@@ -497,11 +463,3 @@ def _map_stretch(
     if len(went_in):
         mapped_to = max(mapped_to, int(offsets[went_in[-1]]))
     return mapped_to, False
-
-
-def last_batches(log: PartitionLog) -> dict[int, LastBatch]:
-    """Return the last batch of each active producer of the partition."""
-    return {
-        producer_id: LastBatch(entry.last_offset, entry.epoch)
-        for producer_id, entry in log.active_producers.items()
-    }

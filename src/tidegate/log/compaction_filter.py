@@ -11,34 +11,18 @@ The first line that applies decides on a record:
 | without a value (a tombstone), batch past its delete horizon | dropped |
 | otherwise | kept |
 
-A batch is then copied unchanged (all records kept), rebuilt (some kept, or it needs a delete horizon), cut
-to its 61-byte header (none kept, but its last offset matters), or dropped.
+A batch is then copied unchanged (all records kept), rebuilt (some kept, or it needs a delete horizon), cut to its
+61-byte header (none kept, but its last offset matters), or dropped.
 
-In a rebuilt batch, count and largest timestamp are the survivors'; the base timestamp is the delete horizon,
-where there is one, else the first survivor's. A batch with append time keeps it for all records. Uncompressed
-batches, however many, are rebuilt by one kernel call and vector operations, plus a checksum each; a
-compressed one takes some Python steps of its own.
-
-`CleanedTransactions` follows transactions through the pass: is a data batch part of an aborted one, and may
-an end marker be removed? (A marker that may be removed still waits for its delete horizon.)
-
-`KeyMap` holds the last offset of each key of the dirty range: a slot takes 24 bytes, as in Kafka's map, so
-`log.cleaner.dedupe.buffer.size` means the same number of keys; a keyed 128-bit fingerprint stands for a key
-where Kafka uses MD5.
-
-Invariants:
-M1  At most `slots × load factor` keys are held. When the map is full, the next key is refused even if
-    it is known; Kafka's map stops there, too, so one pass covers the same offsets.
-M2  The key map starts small and grows by eight until it has all its slots, so a small log costs little and
-    growing never takes more than 9/8 of the limit.
+M1  The key map holds at most `slots × load factor` keys, 24 bytes a slot as in Kafka's map. When it is full, the
+    next key is refused even if it is known, so one pass covers the same offsets as Kafka's.
 F1  Base and last offset, producer, epoch, sequence, leader epoch, flags and codec of a batch never change;
     offsets and order of records never change.
 F2  A delete horizon is set once, by the first pass that keeps a tombstone or a marker of an emptied
     transaction, and never moved.
 F3  The last batch of an active producer, and the last batch below the end of the pass, stay at least as a header:
     sequence numbers, epochs and the end of the log depend on them.
-A1  A marker may be removed only when no data batch of its transaction was read in this pass, emptied ones
-    included.
+A1  A marker may be removed only when no data batch of its transaction was read in this pass.
 A2  An aborted transaction stays in the new transaction index exactly while its marker may not be removed.
 
 Thread rule: a filter belongs to one compaction; rebuilding is pure.
@@ -49,8 +33,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -79,20 +62,13 @@ from tidegate.log.format.batch import (
 )
 from tidegate.log.format.compression import compress, decompress
 from tidegate.log.format.encode import empty_batch
+from tidegate.log.format.records import binary_buffers
 from tidegate.log.indexes import AbortedTxn
 from tidegate.randomness import Randomness
 
 if TYPE_CHECKING:
     from tidegate.log.format.decode import BatchTable
-
-
-class MarkerKind(Enum):
-    """The type of a control batch; `EMPTIED` is one whose record an earlier pass removed."""
-
-    ABORT = "abort"
-    COMMIT = "commit"
-    OTHER = "other"
-    EMPTIED = "emptied"
+    from tidegate.log.producer_state import ProducerEntry
 
 
 @dataclass(slots=True)
@@ -126,18 +102,21 @@ class CleanedTransactions:
         return True
 
     def marker(
-        self, kind: MarkerKind, *, producer_id: int, last_offset: int
+        self, kind: ControlType | None, *, producer_id: int, last_offset: int
     ) -> tuple[bool, AbortedTxn | None]:
-        """Track a control batch; return if it may be removed, and the aborted transaction that is kept (A1, A2)."""
+        """Track a control batch; return if it may be removed, and the aborted transaction that is kept (A1, A2).
+
+        The `kind` of a batch whose record an earlier pass removed is None.
+        """
         self._begin_up_to(last_offset)
-        if kind is MarkerKind.EMPTIED:
+        if kind is None:
             return True, None
-        if kind is MarkerKind.ABORT:
+        if kind is ControlType.ABORT:
             ongoing = self._aborting.pop(producer_id, None)
             if ongoing is not None and ongoing.data_seen:
                 return False, ongoing.transaction
             return True, None
-        if kind is MarkerKind.COMMIT:
+        if kind is ControlType.COMMIT:
             met = producer_id in self._committing
             self._committing.discard(producer_id)
             return not met, None
@@ -161,14 +140,6 @@ HEADER: Final = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """The new bytes of the rebuilt batches in order, and the largest timestamp of each."""
-
-    batches: list[bytes | memoryview]
-    max_timestamps: Longs
-
-
 def rebuild(
     buffer: bytes,
     table: BatchTable,
@@ -179,8 +150,10 @@ def rebuild(
     new_horizon: Flags,
     horizon_ms: int,
     max_decompressed_bytes: int,
-) -> Rebuilt:
+) -> tuple[list[bytes | memoryview], Longs]:
     """Rebuild the batches `chosen` (indices into the table), each of which keeps at least one record.
+
+    Return their new bytes in order, and the largest timestamp of each.
 
     `keep` and `timestamps` have one entry for each record of the table, `new_horizon` one for each chosen batch.
     """
@@ -212,7 +185,7 @@ def rebuild(
         batches[index] = _rebuild_compressed(
             buffer, rows[index : index + 1], heads[index : index + 1], keep, max_decompressed_bytes
         )
-    return Rebuilt(batches, largest)
+    return batches, largest
 
 
 def _survivors(
@@ -288,14 +261,6 @@ def _changed(head: Any) -> CorruptError:
 
 
 _LARGEST = np.iinfo(np.int64).max
-_MARKER_KINDS = {ControlType.ABORT: MarkerKind.ABORT, ControlType.COMMIT: MarkerKind.COMMIT}
-
-
-class LastBatch(NamedTuple):
-    """The state of an active producer's sequence: its last data offset, -1 when only a marker is known."""
-
-    last_data_offset: int
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,16 +306,16 @@ class CleaningFilter:
         self,
         key_map: KeyMap,
         rules: Rules,
-        last_batches: Mapping[int, LastBatch],
+        producers: Mapping[int, ProducerEntry],
         transactions: CleanedTransactions,
     ) -> None:
         self.transactions = transactions
         self._map = key_map
         self._rules = rules
-        known = sorted(last_batches.items())
+        known = sorted(producers.items())
         self._producers = np.array([producer for producer, _ in known], np.int64)
-        self._last_data = np.array([last.last_data_offset for _, last in known], np.int64)
-        self._epochs = np.array([last.epoch for _, last in known], np.int64)
+        self._last_data = np.array([entry.last_offset for _, entry in known], np.int64)
+        self._epochs = np.array([entry.epoch for _, entry in known], np.int64)
 
     def filter(self, buffer: bytes, table: BatchTable, records: pa.RecordBatch) -> Kept:
         """Filter a piece of a segment; `records` are all records of the table's batches, control records included."""
@@ -371,7 +336,7 @@ class CleaningFilter:
         rebuilt = np.flatnonzero((verdicts.kept > 0) & ~verdicts.verbatim)
         if len(rebuilt):
             timestamps = pc.fill_null(records.column("timestamp").cast(pa.int64()), -1).to_numpy()
-            done = rebuild(
+            batches, newest = rebuild(
                 buffer,
                 table,
                 rebuilt,
@@ -381,9 +346,9 @@ class CleaningFilter:
                 horizon_ms=min(self._rules.now_ms + self._rules.delete_retention_ms, int(_LARGEST)),
                 max_decompressed_bytes=self._rules.max_decompressed_bytes,
             )
-            sizes[rebuilt] = [len(batch) for batch in done.batches]
-            max_timestamps[rebuilt] = done.max_timestamps
-            pieces += zip(rebuilt.tolist(), done.batches, strict=True)
+            sizes[rebuilt] = [len(batch) for batch in batches]
+            max_timestamps[rebuilt] = newest
+            pieces += zip(rebuilt.tolist(), batches, strict=True)
         pieces.sort(key=lambda piece: piece[0])
         remaining = sizes > 0
         return Kept(
@@ -473,10 +438,8 @@ def follow_transactions(
         if not control[index]:
             may_go[index] = tracked.data(producer_id=producer_id, last_offset=last_offset)
             continue
-        kind = MarkerKind.EMPTIED
-        if table.count[index] > 0:
-            control_type = read_control(buffer, int(table.position[index])).kind
-            kind = _MARKER_KINDS.get(control_type, MarkerKind.OTHER)
+        is_emptied = table.count[index] == 0
+        kind = None if is_emptied else read_control(buffer, int(table.position[index])).kind
         may_go[index], indexed = tracked.marker(kind, producer_id=producer_id, last_offset=last_offset)
         if indexed is not None:
             aborted.append(indexed)
@@ -540,7 +503,7 @@ class KeyMap:
         return found
 
     def _fingerprints(self, keys: pa.Array, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        bounds, data = key_buffers(keys)
+        data, bounds = binary_buffers(keys)
         prints = np.empty((len(mask), 2), np.uint64)
         fingerprint_keys(data, bounds, mask, *self._secret, prints)
         return prints
@@ -561,14 +524,3 @@ class KeyMap:
 
     def _empty_table(self, slots: int) -> np.ndarray[Any, Any]:
         return np.zeros((max(slots, 2), 3), np.uint64)
-
-
-def key_buffers(keys: pa.Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the n + 1 int32 bounds and the bytes of an Arrow binary column, without a copy."""
-    _, bounds_buffer, data_buffer = keys.buffers()
-    if bounds_buffer is None or len(keys) == 0:
-        return np.zeros(len(keys) + 1, np.int32), np.empty(0, np.uint8)
-    bounds = np.frombuffer(bounds_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    if data_buffer is None:
-        return bounds, np.empty(0, np.uint8)
-    return bounds, np.frombuffer(data_buffer, np.uint8)

@@ -144,7 +144,7 @@ def sync_segments(
                 raise
     for segment in finished:
         base_after = view.segments.next_base(segment.base_offset)
-        snapshot = None if base_after is None else producers.snapshot_path(base_after)
+        snapshot = None if base_after is None else producers.snapshots.existing_path(base_after)
         if snapshot is not None:
             # A missing snapshot was not needed, or was removed with its segment meanwhile.
             with suppress(FileNotFoundError), files.open(snapshot, write=True) as file:

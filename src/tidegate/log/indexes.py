@@ -1,30 +1,22 @@
 """The three index files of a log segment: `.index`, `.timeindex` and `.txnindex`, all big-endian.
 
-    .index      8 bytes    int32 last offset of the indexed batch minus the base offset of the log segment, int32
-                           position of that batch's first byte in the `.log`; both grow strictly
-    .timeindex  12 bytes   int64 largest timestamp of the log segment so far, int32 last offset of the earliest
-                           batch holding it minus the base offset; timestamps grow strictly, offsets never fall;
-                           the last slot is kept for the entry written when the segment is rolled or closed, so
-                           the index is full one entry early
+    .index      8 bytes    int32 last offset of the indexed batch - base offset of the log segment,
+                           int32 position of that batch in the `.log`; both grow strictly
+    .timeindex  12 bytes   int64 largest timestamp so far, int32 last offset of the earliest batch holding it -
+                           base offset; timestamps grow strictly, offsets never fall; the last slot is kept for
+                           the entry written at the roll, so the index is full one entry early
     .txnindex   34 bytes   int16 version 0, int64 producer id, int64 first offset of an aborted transaction, int64
-                           last offset (the abort marker's), int64 last stable offset when it was aborted; last
-                           offsets grow strictly
+                           last offset (the abort marker's, grows strictly), int64 last stable offset then
 
-`.index` and `.timeindex` are preallocated (`IndexFile`): while the log segment is active they are
-`floor(max_bytes / entry_size) * entry_size` bytes long and zero after the last entry; trimmed, their length
-is exact. Opening an existing file counts every whole entry as valid, as a broker does; so an index must be
-trimmed before its folder is marked clean. `.txnindex` is made by its first entry and grows by appending;
-bytes after its last whole entry are a torn append: reading ignores them, the next append overwrites them,
-`sanity_check` reports them. A missing file reads as empty.
+`.index` and `.timeindex` are preallocated while the log segment is active, zero after the last entry, and trimmed
+afterwards. Opening an existing file counts every whole entry as valid, as a broker does. `.txnindex` grows by
+appending; bytes after its last whole entry are a torn append, which the next one overwrites.
 
-Invariants:
-I1  a descriptor is held only between the first write and `release`, `close`, `delete` or the `sync` that
-    follows settling; look-ups in a file that is not being written open it, read and close it again;
-I2  a failed sync is final for the object: no later write or sync succeeds, even after the descriptor was
-    closed;
+I1  a descriptor is held only between the first write and `release`, `delete` or the `sync` that follows settling;
+I2  a failed sync is final for the object: no later write or sync succeeds;
 I3  entries are valid in [0, `entries`); an append is one write after them, counted after it succeeded;
-I4  bytes after the last entry of a preallocated file are zero in every file that Tidegate made, so that a
-    reader in another process (`read_only=True`) can find the end of a file that is being written;
+I4  bytes after the last entry are zero in every file that Tidegate made, so that a reader in another process
+    (`read_only=True`) can find the end of a file that is being written;
 I5  a look-up returns an entry whose key is not greater than the target, whatever the bytes are; a damaged
     index costs a longer scan or a `CorruptError`, never an exception of another kind.
 
@@ -36,6 +28,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -354,13 +347,9 @@ class IndexFile(EntryFile, Generic[Entry]):
                     self._length - self._length % self.entry_size,
                 )
 
-    # -- methods of subclasses -------------------------------------------------------------------
-
     def _decode(self, first: int, second: int) -> Entry:
         """Return the entry with the two stored numbers."""
         raise NotImplementedError
-
-    # -- internals -------------------------------------------------------------------------------
 
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset
@@ -470,7 +459,9 @@ class IndexFile(EntryFile, Generic[Entry]):
             first = max(low, high - warm)
             block = self._read_entries(file, first, high - first)
             if first == low or self._field(block, 0, field) < limit:
-                return first + self._count_in(block, high - first, field, limit)
+                return first + bisect_left(
+                    range(high - first), limit, key=lambda number: self._field(block, number, field)
+                )
             # The result lies in [low, first]: bisect with single probes until one block holds it.
             high = first
             while high - low > warm:
@@ -479,16 +470,6 @@ class IndexFile(EntryFile, Generic[Entry]):
                     low = middle + 1
                 else:
                     high = middle
-
-    def _count_in(self, block: bytes, entries: int, field: int, limit: int) -> int:
-        low, high = 0, entries
-        while low < high:
-            middle = (low + high) // 2
-            if self._field(block, middle, field) < limit:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
     def _field(self, block: bytes, number: int, field: int) -> int:
         value: int = self.layout.unpack_from(block, number * self.entry_size)[field]
@@ -671,13 +652,6 @@ class AbortedTxn(NamedTuple):
     last_stable_offset: int
 
 
-class AbortedSearch(NamedTuple):
-    """Aborted transactions of one log segment for a fetch; unless `complete`, search the next one, too."""
-
-    aborted: list[AbortedTxn]
-    complete: bool
-
-
 class TransactionIndex(EntryFile):
     """The aborted transactions of one log segment."""
 
@@ -724,15 +698,15 @@ class TransactionIndex(EntryFile):
             self._torn_bytes = 0
             self._last_offset = aborted.last_offset
 
-    def collect_aborted(self, start: int, upper: int) -> AbortedSearch:
+    def collect_aborted(self, start: int, upper: int) -> tuple[list[AbortedTxn], bool]:
         """Return the transactions that overlap [start, upper), and whether later log segments cannot hold more."""
         found: list[AbortedTxn] = []
         for aborted in self:
             if aborted.last_offset >= start and aborted.first_offset < upper:
                 found.append(aborted)
             if aborted.last_stable_offset >= upper:
-                return AbortedSearch(found, complete=True)
-        return AbortedSearch(found, complete=False)
+                return found, True
+        return found, False
 
     def truncate_to(self, offset: int) -> None:
         """Drop every transaction whose marker is at or after `offset`."""

@@ -7,15 +7,12 @@
 | `<partition>/tidegate.lock` | whole file, exclusive | while it is open for writing | a second writer |
 | `<log>/tidegate.maintenance.lock` | whole file, shared | while a process runs maintenance | nobody (a hint) |
 
-K1  only locks that are held briefly are waited for (the folder's short lock, and a partition's while
-    maintenance runs on it), and only for a bounded time.
+K1  only locks that are held briefly are waited for, and only for a bounded time.
 K2  a lock belongs to the process that took it: a forked child must open the log again.
 K3  the operating system releases a dead owner's locks, so none ever has to be removed by hand.
 
-The partition lock's file names its holder, for error messages only. Readers take no lock.
-
-With the maintenance lock, `tidegate.maintenance` says how often maintenance runs and when it ran last, as one JSON
-object `{"interval_ms": …, "last_run_ms": … or null}`. Both are hints: no decision depends on them.
+The partition lock's file names its holder, for error messages only; `tidegate.maintenance` says how often
+maintenance runs and when it ran last: `{"interval_ms": …, "last_run_ms": … or null}`. Readers take no lock.
 """
 
 from __future__ import annotations

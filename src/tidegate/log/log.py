@@ -1,9 +1,9 @@
 """`Log`: a folder of topics on local disk; and `open_log`, which opens a folder or a Kafka cluster by URL.
 
-`Log` creates, describes, alters and deletes topics, opens partitions for writing, and makes readers and
-writers. Bytes are written by `PartitionLog`, records by `Writer` and read by `Reader`. `Log` and `KafkaLog`
-share `topics`, `describe`, `partition_rows`, `create_topic`, `alter_topic`, `add_partitions`, `delete_topic`,
-`writer`, `reader` and `close`, and are context managers.
+`Log` creates, describes, alters and deletes topics, opens partitions for writing, and makes readers and writers.
+`Log` and `KafkaLog` share `topics`, `describe`, `partition_rows`, `create_topic`, `alter_topic`, `add_partitions`,
+`delete_topic`, `writer`, `reader` and `close`, and are context managers. With `integrity=True` the `integrity`
+package, imported inside functions, wraps writers.
 
 L1  nothing is created, locked or changed until something is written; reading changes no file.
 L2  a folder without Tidegate's catalog is foreign: it can only be read.
@@ -12,10 +12,6 @@ T1  a topic is listed only when all its partition folders exist; folders left by
     hold no records and are reused.
 T2  a deleted topic leaves the catalog first, its folders listed as `removing`; then they are renamed
     `…-delete`, then removed. The next change of the catalog finishes what a crash interrupted.
-
-With `integrity=True` the `integrity` package wraps writers and readers. It is imported inside functions:
-imports point from `integrity` to `log`. In a notebook a log shows its first topics, from names, lengths and
-checkpoints of files, without reading a record.
 
 Thread rule: a `Log` may be shared by threads; each partition is opened once and has its own lock.
 """
@@ -82,17 +78,6 @@ LOOKED_AT: Final = 64
 COLUMNS: Final = ("topic", "partitions", "offsets", "bytes")
 
 
-def log_html(log: Log) -> str:
-    """Return the HTML table that a notebook shows for a `Log`."""
-    facts = {"folder": log.path, "durability": log.durability, "opened": "to read" if log.read_only else None}
-    return facts_html("log", facts) + grid_html(COLUMNS, _rows(log), total=len(log.topics()), noun="topics")
-
-
-def log_text(log: Log) -> str:
-    """Return the same table as plain text for a terminal."""
-    return grid_text(COLUMNS, _rows(log), total=len(log.topics()))
-
-
 def _rows(log: Log) -> list[list[Any]]:
     """Return one row for each of the first topics; cells that cannot be read, or only slowly, are empty."""
     rows: list[list[Any]] = []
@@ -126,82 +111,6 @@ def data_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     return data
 
 
-def _create(log: Log, name: str, partitions: int, config: Mapping[str, Any]) -> None:
-    """Make the folders, then list the topic (T1)."""
-    check_topic_name(name)
-    check_partition_count(partitions)
-    checked = TopicConfig.of(config, broker=log.contents.broker_config())
-    with _changing(log) as catalog:
-        if name in catalog.topics:
-            raise ConflictError(
-                f"topic {name} exists already with {catalog.topics[name].partitions} partitions; alter it, "
-                f"or create it with --if-not-exists",
-                kafka_name="TOPIC_ALREADY_EXISTS",
-            )
-        if not log.contents.is_ours():
-            log.contents.write(catalog)  # first: partition folders without a catalog look foreign
-        topic_id = TopicId.random(log.randomness)
-        for number in range(partitions):
-            _make_folder(log.files, log.path / partition_folder_name(name, number), topic_id)
-        entry = TopicEntry(str(topic_id), partitions, checked.overrides())
-        log.contents.write(catalog.with_topic(name, entry))
-
-
-def _alter(log: Log, name: str, changes: Mapping[str, Any], unset: tuple[str, ...]) -> None:
-    """Replace the topic's own settings."""
-    broker = log.contents.broker_config()
-    with _changing(log) as catalog:
-        entry = catalog.entry(name)
-        altered = TopicConfig.of(entry.config, broker=broker).altered(changes, unset=unset, broker=broker)
-        log.contents.write(catalog.with_topic(name, replace(entry, config=altered.overrides())))
-
-
-def _record_encoding(log: Log, name: str, encoding: Mapping[str, Any]) -> None:
-    """Replace the encoding that the catalog records for a topic's keys and values."""
-    with _changing(log) as catalog:
-        entry = catalog.entry(name)
-        log.contents.write(catalog.with_topic(name, replace(entry, encoding=encoding)))
-
-
-def _add_partitions(log: Log, name: str, total: int) -> None:
-    """Make the new folders, then list them (T1)."""
-    check_partition_count(total)
-    with _changing(log) as catalog:
-        entry = catalog.entry(name)
-        if total <= entry.partitions:
-            raise InvalidError(
-                f"topic {name} has {entry.partitions} partitions; a topic can only get more, not {total}",
-                kafka_name="INVALID_PARTITIONS",
-            )
-        for number in range(entry.partitions, total):
-            folder = log.path / partition_folder_name(name, number)
-            _make_folder(log.files, folder, TopicId.parse(entry.topic_id))
-        log.contents.write(catalog.with_topic(name, replace(entry, partitions=total)))
-
-
-def _delete(log: Log, name: str) -> None:
-    """Unlist the topic, then remove its folders (T2)."""
-    with _changing(log) as catalog, ExitStack() as locks:
-        entry = catalog.entry(name)
-        places = [TopicPartition(name, number) for number in range(entry.partitions)]
-        for place in places:
-            folder = log.path / str(place)
-            if log.files.exists(folder):
-                require_folder(log.files, folder, place)
-                locks.enter_context(lock_partition(log.files, folder, log.clock))
-        unlisted = catalog.without_topic(name, [str(place) for place in places])
-        log.contents.write(unlisted)
-        _finish_removals(log, unlisted)
-
-
-@contextmanager
-def _changing(log: Log) -> Iterator[Catalog]:
-    """Yield the catalog, read under the short lock, after finishing interrupted removals."""
-    with changing_folder(log.files, log.path, log.clock):
-        catalog = log.contents.read()
-        yield _finish_removals(log, catalog) if catalog.removing else catalog
-
-
 def _make_folder(files: Files, folder: Path, topic_id: TopicId) -> None:
     found = files.stat(folder)
     if found is not None:
@@ -221,25 +130,22 @@ def _make_folder(files: Files, folder: Path, topic_id: TopicId) -> None:
 
 def _finish_removals(log: Log, catalog: Catalog) -> Catalog:
     """Rename and remove the folders of deleted topics, then drop them from the catalog (T2)."""
+    files, gone = log.files, []
     for name in catalog.removing:
-        _rename_for_removal(log.files, log.path, name, log.randomness)
-    for name in log.files.list(log.path):
+        place = parse_folder_name(name)
+        if place is None:
+            continue
+        gone.append(place)
+        if files.exists(log.path / name):
+            files.rename(log.path / name, log.path / deleted_folder_name(*place, log.randomness.uuid().hex))
+            files.sync_folder(log.path)
+    for name in files.list(log.path):
         if is_deleted_folder(name):
-            _remove_folder(log.files, log.path / name)
-    gone = [place for name in catalog.removing if (place := parse_folder_name(name)) is not None]
-    drop_from_checkpoints(log.files, log.path, gone)
+            _remove_folder(files, log.path / name)
+    drop_from_checkpoints(files, log.path, gone)
     finished = replace(catalog, removing=())
     log.contents.write(finished)
     return finished
-
-
-def _rename_for_removal(files: Files, log_path: Path, name: str, randomness: Randomness) -> None:
-    place = parse_folder_name(name)
-    if place is None or not files.exists(log_path / name):
-        return
-    target = log_path / deleted_folder_name(place.topic, place.partition, randomness.uuid().hex)
-    files.rename(log_path / name, target)
-    files.sync_folder(log_path)
 
 
 def _remove_folder(files: Files, folder: Path) -> None:
@@ -321,13 +227,17 @@ class Log:
         return f"Log({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-
-        return log_html(self)
+        facts = {
+            "folder": self.path,
+            "durability": self.durability,
+            "opened": "to read" if self.read_only else None,
+        }
+        topics = grid_html(COLUMNS, _rows(self), total=len(self.topics()), noun="topics")
+        return facts_html("log", facts) + topics
 
     def show(self) -> None:
         """Print a table of the first topics."""
-
-        print(log_text(self))
+        print(grid_text(COLUMNS, _rows(self), total=len(self.topics())))
 
     # -- topics ----------------------------------------------------------------------------------
 
@@ -360,45 +270,78 @@ class Log:
         with self._guard:
             if not (if_not_exists and name in self.topics()):
                 self.contents.initialise()
-                self._owned.keep_brokers_out()
-                _create(self, name, partitions, config or {})
+                self._create_topic(name, partitions, config or {})
             return self.describe(name)
+
+    def _create_topic(self, name: str, partitions: int, config: Mapping[str, Any]) -> None:
+        """Make the folders, then list the topic (T1)."""
+        with self._changing() as catalog:
+            check_topic_name(name)
+            check_partition_count(partitions)
+            checked = TopicConfig.of(config, broker=self.contents.broker_config())
+            if name in catalog.topics:
+                raise ConflictError(
+                    f"topic {name} exists already with {catalog.topics[name].partitions} partitions; alter it, "
+                    f"or create it with --if-not-exists",
+                    kafka_name="TOPIC_ALREADY_EXISTS",
+                )
+            if not self.contents.is_ours():
+                self.contents.write(catalog)  # first: partition folders without a catalog look foreign
+            topic_id = TopicId.random(self.randomness)
+            for number in range(partitions):
+                _make_folder(self.files, self.path / partition_folder_name(name, number), topic_id)
+            entry = TopicEntry(str(topic_id), partitions, checked.overrides())
+            self.contents.write(catalog.with_topic(name, entry))
 
     def alter_topic(
         self, name: str, set: Mapping[str, Any] | None = None, unset: Iterable[str] = ()
     ) -> TopicDescription:
         """Change settings of a topic; `unset` resets settings to the broker's value or the default."""
-        self._require_writable()
-        with self._guard:
-            self._owned.keep_brokers_out()
-            _alter(self, name, set or {}, tuple(unset))
-            self._owned.take_settings()
-            return self.describe(name)
+        with self._changing() as catalog:
+            entry, broker = catalog.entry(name), self.contents.broker_config()
+            before = TopicConfig.of(entry.config, broker=broker)
+            altered = before.altered(set or {}, unset=tuple(unset), broker=broker)
+            self.contents.write(catalog.with_topic(name, replace(entry, config=altered.overrides())))
+        self._owned.take_settings()
+        return self.describe(name)
 
     def record_encoding(self, name: str, encoding: Mapping[str, Any]) -> None:
         """Record the encoding of a topic's keys and values in the catalog; read it with `describe(name).encoding`."""
-        self._require_writable()
-        with self._guard:
-            self._owned.keep_brokers_out()
-            _record_encoding(self, name, encoding)
+        with self._changing() as catalog:
+            self.contents.write(catalog.with_topic(name, replace(catalog.entry(name), encoding=encoding)))
 
     def add_partitions(self, name: str, total: int) -> TopicDescription:
         """Add partitions to a topic; records with the same key may be written to another partition than before."""
-        self._require_writable()
-        with self._guard:
-            self._owned.keep_brokers_out()
-            _add_partitions(self, name, total)
-            return self.describe(name)
+        with self._changing() as catalog:
+            check_partition_count(total)
+            entry = catalog.entry(name)
+            if total <= entry.partitions:
+                raise InvalidError(
+                    f"topic {name} has {entry.partitions} partitions; a topic can only get more, not {total}",
+                    kafka_name="INVALID_PARTITIONS",
+                )
+            for number in range(entry.partitions, total):  # first the folders, then the catalog (T1)
+                folder = self.path / partition_folder_name(name, number)
+                _make_folder(self.files, folder, TopicId.parse(entry.topic_id))
+            self.contents.write(catalog.with_topic(name, replace(entry, partitions=total)))
+        return self.describe(name)
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and all its records; refused while another process writes to it."""
         self._require_writable()
         with self._guard:
-            description = self.describe(name)
-            for number in description.partition_numbers:
+            for number in self.describe(name).partition_numbers:
                 self.release(name, number)
-            self._owned.keep_brokers_out()
-            _delete(self, name)
+            with self._changing() as catalog, ExitStack() as locks:
+                places = [TopicPartition(name, number) for number in range(catalog.entry(name).partitions)]
+                for place in places:
+                    folder = self.path / str(place)
+                    if self.files.exists(folder):
+                        require_folder(self.files, folder, place)
+                        locks.enter_context(lock_partition(self.files, folder, self.clock))
+                unlisted = catalog.without_topic(name, [str(place) for place in places])
+                self.contents.write(unlisted)
+                _finish_removals(self, unlisted)
 
     def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Hide a partition's records below offset `before` (-1: all) from readers; return the new log start offset.
@@ -558,7 +501,15 @@ class Log:
             if self._maintenance is not None:
                 last_to_first.callback(self._maintenance.close)
 
-    # -- internals -------------------------------------------------------------------------------
+    @contextmanager
+    def _changing(self) -> Iterator[Catalog]:
+        """Yield the catalog, read under the folder's short lock, after finishing interrupted removals."""
+        self._require_writable()
+        with self._guard:
+            self._owned.keep_brokers_out()
+            with changing_folder(self.files, self.path, self.clock):
+                catalog = self.contents.read()
+                yield _finish_removals(self, catalog) if catalog.removing else catalog
 
     def _require_writable(self) -> None:
         if os.getpid() != self._owner_pid:

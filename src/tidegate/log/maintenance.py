@@ -1,44 +1,21 @@
 """Run retention, compaction, checkpoints, producer expiry and flushing of a log, on an injected scheduler.
 
-An embedded log has no daemon, so the process that opens it with `maintenance=True` (or runs `tidegate log
-clean`) runs these tasks. `Housekeeping` has one method per task, `Maintenance` the timetable:
+An embedded log has no daemon: the process that opens it with `maintenance=True` (or runs `tidegate log clean`)
+runs these tasks. `Housekeeping` has one method per task, `Maintenance` the timetable. Partitions that are open
+here are worked on directly. For idle ones a `PartitionSnapshot` is read from their files first, and they are
+opened only where it finds work: opening costs a lock, a removed clean mark and several syncs. A partition that
+another process writes is skipped.
 
-| task | first after | then every |
-|---|---|---|
-| retention of partitions not compacted | `log.initial.task.delay.ms` | `log.retention.check.interval.ms` |
-| one compaction, then retention of compacted ones | the same | `log.cleaner.backoff.ms`, at once after work |
-| both, of partitions not open here | with the first | with the first |
-| recovery points | `log.initial.task.delay.ms` | `log.flush.offset.checkpoint.interval.ms` |
-| log start offsets | `log.initial.task.delay.ms` | `log.flush.start.offset.checkpoint.interval.ms` |
-| high watermarks | their interval | `replica.high.watermark.checkpoint.interval.ms` |
-| expiry of idle producers | their interval | `producer.id.expiration.check.interval.ms` |
-| flushing partitions whose `flush.ms` passed | 0 ms | when the next is due, at most 1 min |
-
-Partitions that are open in this process are worked on directly. For idle ones, opening would cost a lock, a
-removed clean mark and several syncs at every check, so a `PartitionSnapshot` is read from their files first;
-they are opened only where it finds work. A partition that another process writes is skipped.
-
-`ClockJumpGuard` protects against a wall clock that jumps: time retention takes the active log segment too, so
-a clock set a week ahead, even for a moment, would delete a whole log. When the wall clock advanced by more
-than an hour more than monotonic time between two checks, wall-clock tasks are suspended until both clocks
-have agreed for one check interval. So exactly one check is skipped, and two checks confirm the new time;
-another jump restarts the wait. A clock that is set back does no harm.
-
-Invariants:
-T1  No error is suppressed. One that means "try later" (a full disk, a busy lock) is shown as a warning,
-    retried at the task's next turn, and raised by `close` if it persisted. Any other is raised to the thread
-    that drives or closes the scheduler, which stops.
+T1  No error is suppressed. One that means "try later" (a full disk, a busy lock) is shown as a warning, retried
+    at the task's next turn, and raised by `close` if it persisted. Any other stops the scheduler's thread.
 T2  Wall-clock tasks are suspended, with a warning, while the clock is not to be trusted (`ClockJumpGuard`).
-T3  Other processes can see that this log is maintained (`MaintenanceLock`).
 W1  A task finishes its other partitions before it raises the error of one.
 W2  A partition whose compaction found damage is not compacted again by this object.
 W3  A read-only partition is skipped, with one warning.
-W4  The cleaner checkpoint moves after the swap: a crash between the two repeats a compaction, never skips
-    one.
+W4  The cleaner checkpoint moves after the swap: a crash between the two repeats a compaction, never skips one.
 
 Thread rule: tasks run on the scheduler's thread, one at a time; `start` and `close` are called by the owner.
-Partitions may be appended to and read meanwhile. A `PartitionSnapshot` is a hint that the opened partition
-confirms or refutes.
+Partitions may be appended to and read meanwhile.
 """
 
 from __future__ import annotations
@@ -47,6 +24,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -69,8 +47,8 @@ from tidegate.log.checkpoints import (
 )
 from tidegate.log.compaction_plan import Cleanable, Limits, cleanable, dirtiest
 from tidegate.log.locks import MaintenanceLock
-from tidegate.log.retention import Bounds, Removal, RetentionReport, apply_retention, plan_retention
-from tidegate.log.segment import LogSegment
+from tidegate.log.retention import Bounds, RetentionReport, apply_retention, plan_retention, report_of
+from tidegate.log.segment import LogSegment, read_only_segment
 from tidegate.log.topic_config import TopicConfig
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduled
@@ -94,7 +72,11 @@ class ClockCheck(NamedTuple):
 
 
 class ClockJumpGuard:
-    """Detects jumps of the wall clock; call `check` before every task that depends on it."""
+    """Detects jumps of the wall clock; call `check` before every task that depends on it.
+
+    Time retention takes the active log segment too, so a clock set a week ahead, even for a moment, would delete a
+    whole log. After a jump of more than an hour, tasks are suspended until both clocks agreed for one check interval.
+    """
 
     def __init__(self, clock: Clock, *, hold_ms: int, tolerance_ms: int = TOLERANCE_MS) -> None:
         self._clock = clock
@@ -129,17 +111,10 @@ class PartitionSnapshot:
     bounds: Bounds
     last_stable: int
 
-    def removals(self, now_ms: int) -> list[Removal]:
-        """Return the log segments that a retention pass would remove."""
-        return plan_retention(self.segments, self.bounds, self.config, now_ms) if self.segments else []
-
     def retention(self, now_ms: int) -> RetentionReport:
         """Return the report of a retention pass without running it."""
-        removed = tuple(self.removals(now_ms))
-        before = self.bounds.log_start_offset
-        after = max(before, removed[-1].next_offset) if removed else before
-        rolled = bool(removed) and len(removed) == len(self.segments)
-        return RetentionReport(self.topic, self.partition, removed, before, after, rolled)
+        removals = plan_retention(self.segments, self.bounds, self.config, now_ms) if self.segments else []
+        return report_of(self.topic, self.partition, removals, self.bounds, len(self.segments))
 
     def cleanable(self, checkpoint: int | None, now_ms: int) -> Cleanable | None:
         """Return what a compaction would cover; None for a partition that never held a record."""
@@ -170,14 +145,11 @@ class PartitionSnapshot:
         *,
         files: Files,
         clock: Clock,
-        randomness: Randomness,
     ) -> PartitionSnapshot:
         """Return the snapshot of a partition that is not open here, from its folder; locks and changes nothing."""
         seen = view.bounds()
         segments = [
-            LogSegment(
-                view.folder, base, config, files=files, clock=clock, randomness=randomness, read_only=True
-            )
+            read_only_segment(view.folder, base, config, files=files, clock=clock)
             for base, _ in view.segment_sizes()
         ]
         bounds = Bounds(seen.log_start, seen.high_watermark, seen.high_watermark)
@@ -286,13 +258,8 @@ class Housekeeping:
 
     def _clean_idle(self, place: TopicPartition, *, dry_run: bool) -> PartitionOutcome:
         view = self._owner.view(*place)
-        snapshot = PartitionSnapshot.from_folder(
-            view,
-            self._owner.describe(place.topic).config,
-            files=self._files,
-            clock=self._clock,
-            randomness=self._randomness,
-        )
+        config = self._owner.describe(place.topic).config
+        snapshot = PartitionSnapshot.from_folder(view, config, files=self._files, clock=self._clock)
         expected = self._expect(snapshot)
         # Only opening completes a segment replacement whose writer died; readers wait for that.
         is_half_replaced = view.bounds().generation % 2 == 1
@@ -301,13 +268,7 @@ class Housekeeping:
             return expected
         with self._owner.borrowed(*place) as log:
             if log is None:
-                nothing = RetentionReport(
-                    *place,
-                    (),
-                    snapshot.bounds.log_start_offset,
-                    snapshot.bounds.log_start_offset,
-                    rolled=False,
-                )
+                nothing = report_of(*place, (), snapshot.bounds, len(snapshot.segments))
                 return PartitionOutcome(*place, nothing, None, None, None, HELD_ELSEWHERE)
             return self._clean_open(log, dry_run=False)
 
@@ -371,24 +332,10 @@ class Housekeeping:
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def checkpoint_recovery_points(self) -> None:
-        self._checkpoint(RECOVERY_POINTS, lambda log: log.recovery_point)
-
-    def checkpoint_high_watermarks(self) -> None:
-        self._checkpoint(HIGH_WATERMARKS, lambda log: log.high_watermark)
-
-    def checkpoint_log_starts(self) -> None:
-        """Store log start offsets; only those inside the first segment, because file names give the others."""
-
-        def inside(log: PartitionLog) -> int | None:
-            start = log.log_start_offset
-            return start if start > log.segments[0].base_offset else None
-
-        self._checkpoint(LOG_STARTS, inside)
-
-    def _checkpoint(self, name: str, offset_of: Callable[[PartitionLog], int | None]) -> None:
+    def checkpoint(self, name: str) -> None:
+        """Write the lines of the open partitions into one of Kafka's checkpoint files."""
         lines: dict[tuple[str, int], int | None] = {
-            _place(log): offset_of(log) for log in self._owner.open_partitions
+            _place(log): log.checkpoint_lines()[name] for log in self._owner.open_partitions
         }
         merge_checkpoint(self._owner.path / name, lines, files=self._files, clock=self._clock)
 
@@ -499,20 +446,13 @@ class Maintenance:
         self._every("retention", self._retain, broker.log_retention_check_interval_ms, first_ms)
         if broker.log_cleaner_enable:
             self._after("compaction", self._compact, first_ms)
-        self._every(
-            "recovery points",
-            tasks.checkpoint_recovery_points,
-            broker.log_flush_offset_checkpoint_interval_ms,
-            first_ms,
-        )
-        self._every(
-            "log start offsets",
-            tasks.checkpoint_log_starts,
-            broker.log_flush_start_offset_checkpoint_interval_ms,
-            first_ms,
-        )
         interval_ms = broker.replica_high_watermark_checkpoint_interval_ms
-        self._every("high watermarks", tasks.checkpoint_high_watermarks, interval_ms, interval_ms)
+        for name, file_name, every_ms, begin_ms in (
+            ("recovery points", RECOVERY_POINTS, broker.log_flush_offset_checkpoint_interval_ms, first_ms),
+            ("log start offsets", LOG_STARTS, broker.log_flush_start_offset_checkpoint_interval_ms, first_ms),
+            ("high watermarks", HIGH_WATERMARKS, interval_ms, interval_ms),
+        ):
+            self._every(name, partial(tasks.checkpoint, file_name), every_ms, begin_ms)
         interval_ms = broker.producer_id_expiration_check_interval_ms
         self._every("producer expiry", self._expire, interval_ms, interval_ms)
         self._after("flush", self._flush, 0)

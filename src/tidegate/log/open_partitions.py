@@ -18,7 +18,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -31,7 +30,6 @@ from tidegate.log.checkpoints import (
     LOG_STARTS,
     RECOVERY_POINTS,
     CleanerCheckpoint,
-    Position,
     TopicId,
     forget_closed,
     last_segment_base,
@@ -85,6 +83,8 @@ class OpenPartition:
 
         self.place = place
         self.folder = folder
+        self.is_kept = False  # stays open until it is released, not until its last borrower returns it
+        self.borrowers = 0
         require_folder(files, folder, place)
         self._files = files
         self._is_brief = briefly
@@ -125,7 +125,7 @@ class OpenPartition:
                 if recovery == "safe" and self._watermark.was_found:
                     self._require_all_there(last)
                 if self.log.read_only_reason is None:
-                    Sealer.attach(self.log, files, seal)
+                    Sealer(self.log, files, seal)
                 if sync and not clean and self.log.read_only_reason is None:
                     self.log.flush()  # readers will see what recovery kept, so it must be on disk
                 self._changed()
@@ -165,15 +165,11 @@ class OpenPartition:
         check_still_owner(self._lock, f"partition {self.place}")
 
     def keep(self) -> None:
-        """Record in the lock's file that it is now held for long, not briefly."""
+        """Keep the partition open until it is released, and record that in the lock's file."""
+        self.is_kept = True
         if self._is_brief:
             self._is_brief = False
             note_owner(self._files, self.folder, briefly=False)
-
-    def position(self) -> Position:
-        """Return the values that the checkpoints store."""
-        first = self.log.segments[0].base_offset if self.log.segments else self.log.log_start_offset
-        return Position(self.log.recovery_point, self.log.log_start_offset, first, self.log.high_watermark)
 
     def close_log(self) -> bool:
         """Close the log and publish to readers a last time; return whether it was clean. The lock is kept."""
@@ -204,15 +200,6 @@ class OpenPartition:
         self._acknowledged(self.log.high_watermark, self.log.log_start_offset, self.log.recovery_point)
 
 
-@dataclass(slots=True)
-class _Held:
-    """An open partition, whether it stays open, and its number of borrowers."""
-
-    partition: OpenPartition
-    is_kept: bool = False
-    borrowers: int = 0
-
-
 class OwnedPartitions:
     """The open partitions of one `Log`."""
 
@@ -234,14 +221,14 @@ class OwnedPartitions:
         self._recovery = recovery
         self._sync = sync
         self._guard = threading.RLock()
-        self._held: dict[TopicPartition, _Held] = {}
+        self._held: dict[TopicPartition, OpenPartition] = {}
         self._broker_lock: FileLock | None = None
 
     @property
     def logs(self) -> list[PartitionLog]:
         """The logs that are open, borrowed ones included."""
         with self._guard:
-            return [held.partition.log for held in self._held.values()]
+            return [partition.log for partition in self._held.values()]
 
     def idle(self) -> list[TopicPartition]:
         """Return the partitions of the catalog that are not open here."""
@@ -262,13 +249,12 @@ class OwnedPartitions:
     def get(self, place: TopicPartition) -> OpenPartition:
         """Open the partition, or return it if it is open; it stays open until released (O1, O2)."""
         with self._guard:
-            held = self._held.get(place)
-            if held is None:
-                held = self._held[place] = _Held(self._open(place))
-            held.partition.check_owner()
-            held.partition.keep()
-            held.is_kept = True
-            return held.partition
+            partition = self._held.get(place)
+            if partition is None:
+                partition = self._held[place] = self._open(place)
+            partition.check_owner()
+            partition.keep()
+            return partition
 
     @contextmanager
     def borrowed(self, place: TopicPartition) -> Iterator[PartitionLog | None]:
@@ -277,13 +263,13 @@ class OwnedPartitions:
             held = self._held.get(place)
             if held is None:
                 try:
-                    held = self._held[place] = _Held(self._open(place, briefly=True))
+                    held = self._held[place] = self._open(place, briefly=True)
                 except (ConflictError, InvalidError):
                     held = None
             if held is not None:
                 held.borrowers += 1
         try:
-            yield None if held is None else held.partition.log
+            yield None if held is None else held.log
         finally:
             if held is not None:
                 with self._guard:
@@ -296,12 +282,12 @@ class OwnedPartitions:
         with self._guard:
             held = self._held.pop(place, None)
             if held is not None:
-                self._close([held.partition])
+                self._close([held])
 
     def release_all(self) -> None:
         """Close everything and release the lock against brokers."""
         with self._guard:
-            opened = [held.partition for held in self._held.values()]
+            opened = list(self._held.values())
             self._held.clear()
             try:
                 self._close(opened)
@@ -323,10 +309,8 @@ class OwnedPartitions:
             configs = {topic.name: topic.config for topic in self._contents.describe_all()}
             for place, held in self._held.items():
                 config = configs.get(place.topic)
-                if config is not None and config != held.partition.log.config:
-                    held.partition.log.update_config(config)
-
-    # -- internals -------------------------------------------------------------------------------
+                if config is not None and config != held.log.config:
+                    held.log.update_config(config)
 
     def _open(self, place: TopicPartition, *, briefly: bool = False) -> OpenPartition:
         description = self._contents.describe(place.topic)
@@ -395,8 +379,8 @@ class OwnedPartitions:
         path = self._contents.path
         failures: list[Exception] = []
         with changing_folder(self._files, path, self._clock):
-            positions = {partition.place: partition.position() for partition in clean}
-            merge_checkpoints(self._files, path, positions)
+            lines = {partition.place: partition.log.checkpoint_lines() for partition in clean}
+            merge_checkpoints(self._files, path, lines)
             for partition in clean:
                 try:
                     mark_closed(self._files, partition.folder)

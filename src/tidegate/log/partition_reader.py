@@ -1,12 +1,9 @@
 """Read one partition from its folder alone, in any process, without a lock.
 
-`PartitionView` follows a folder while another process appends, rolls, deletes and compacts, and knows how far
-a reader may read. It makes `LogView`s; `fetch` reads from them. It never writes.
-
-The end for readers is published by the partition's writer in `tidegate.watermark`. A folder without that
-file (a broker's) is read up to its last whole batch. A folder whose file is damaged, or older than a power
-failure, is read up to its last sound batch and at least to its durable end. The earliest open transaction of a
-folder without that file comes from the newest producer snapshot and the batch headers after it.
+`PartitionView` follows a folder while another process appends, rolls, deletes and compacts, and knows how far a
+reader may read: to the end that the partition's writer publishes in `tidegate.watermark`. A folder without that
+file (a broker's) is read up to its last whole batch; one whose file is damaged, or older than a power failure, up
+to its last sound batch and at least to its durable end. `fetch` reads from the `LogView`s it makes.
 
 V1  nothing below the published log start offset is returned, even from a file that is still open.
 V2  a read that overlapped a removal or a replacement of log segments is repeated on the new files.
@@ -44,7 +41,7 @@ from tidegate.log.format.batch import HEADER_SIZE, BatchHeader
 from tidegate.log.format.partition_files import LOG, SNAPSHOT, offset_file, offsets_of
 from tidegate.log.indexes import AbortedTxn
 from tidegate.log.producer_state import read_snapshot
-from tidegate.log.segment import LogSegment, SegmentList
+from tidegate.log.segment import LogSegment, SegmentList, read_only_segment
 from tidegate.log.topic_config import TopicConfig
 from tidegate.log.watermark import (
     WATERMARK_NAME,
@@ -54,7 +51,6 @@ from tidegate.log.watermark import (
     newest,
     read_slots,
 )
-from tidegate.randomness import SeededRandomness
 
 
 def first_open_transaction(files: Files, folder: Path, bases: Sequence[int], end: int) -> int | None:
@@ -288,8 +284,6 @@ class PartitionView:
             )
         return OffsetOutOfRangeError(reason, offset=offset, first=bounds.log_start, end=bounds.high_watermark)
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _try_fetch(
         self, offset: int, max_bytes: int, bounds: Bounds, buffer: bytearray | None
     ) -> Fetched | None:
@@ -335,15 +329,7 @@ class PartitionView:
         return offsets_of(names, LOG)
 
     def _segment(self, base_offset: int) -> LogSegment:
-        return LogSegment(
-            self.folder,
-            base_offset,
-            self._config,
-            files=self._files,
-            clock=self._clock,
-            randomness=_UNUSED_CHANCE,
-            read_only=True,
-        )
+        return read_only_segment(self.folder, base_offset, self._config, files=self._files, clock=self._clock)
 
     def _is_settled(self, bounds: Bounds) -> bool:
         """Return whether no process renames log segments, by generation and a second listing of the folder (V3)."""
@@ -399,11 +385,6 @@ class PartitionView:
         # Less than the durable end is damage; it is included in the range, so that reading it raises.
         end = max(self._tail[1], start, 0 if old is None else old.durable_end)
         return Bounds(start, end, end, NO_GENERATION)
-
-
-_UNUSED_CHANCE = SeededRandomness(
-    0
-)  # a log segment computes a roll jitter, but a read-only one is never rolled
 
 
 def _end_of_last_batch(segment: LogSegment) -> int:

@@ -2,28 +2,19 @@
 
 `ProducerStates` maps producer ids to `ProducerEntry`s and tracks the transactions that readers of committed
 records must not pass: open ones, and complete ones whose marker the high watermark has not passed.
-`ProducerAppend` applies the rules of idempotent and transactional writing to one producer's batches in one
-append; it changes only itself, and `ProducerStates.update` takes over the result after the bytes are written.
+`check_batch` applies the rules of idempotent and transactional writing to one batch and returns its effect;
+`ProducerStates.update` applies that after the bytes are written. `rebuild_producers` rebuilds the state.
 
     origin        data batches                                   end markers
     CLIENT        epoch, sequence and transaction checks         epoch and coordinator epoch
     COORDINATOR   epoch and transaction checks                   epoch and coordinator epoch
     REPLICATION   none: the leader has made the checks           none; violations are logged
 
-The order for every append is: `duplicate_of`, `prepare`, the append's checks, write the bytes, `update`, and
-for each ended transaction `last_stable_offset`, transaction index, `complete_txn`; then
-`update_map_end_offset`. `check_batch` and `ProducerStep` do this for one stored batch; `rebuild_producers`
-rebuilds the state from snapshots and log.
-
-    int16 version 1 | uint32 CRC-32C of bytes 6…end | int32 n | n × 46 bytes:
-    int64 producer id, int16 epoch, int32 last sequence, int64 last offset, int32 offset delta,
+    int16 version 1 | uint32 CRC-32C of bytes 6…end | int32 n | n × 46 bytes, by producer id:
+    int64 producer id, int16 epoch, int32 last sequence, int64 last offset (negative: none), int32 offset delta,
     int64 timestamp, int32 coordinator epoch, int64 first offset of the open transaction (-1 for none)
 
-A snapshot stores only the last batch of a producer; a negative last offset means none. Entries are written in
-ascending order of producer id; a broker writes them in any order, so compare such files as sets.
-
-Invariants:
-I1  a refused append changes nothing here;
+I1  a refused batch changes nothing here;
 I2  the state is that of the log up to `map_end_offset`, exclusive; a snapshot at that offset holds it, but
     only the last batch of each producer;
 I3  a damaged snapshot is never used: it is deleted and the next older one tried.
@@ -39,13 +30,14 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from tidegate.errors import CorruptError, FencedError, InvalidError
+from tidegate.errors import CorruptError, FencedError, InvalidError, TidegateError
 from tidegate.files import Files
 from tidegate.log.batch_file import headers
 from tidegate.log.format.batch import (
@@ -153,11 +145,6 @@ class ProducerEntry:
             self.batches if epoch == self.epoch else (),
         )
 
-    def merged(self, later: ProducerEntry) -> ProducerEntry:
-        """Return the entry after an append that ended in `later`, which holds only the batches of that append."""
-        kept = self.batches if later.epoch == self.epoch else ()
-        return replace(later, batches=(*kept, *later.batches)[-BATCHES_KEPT:])
-
 
 # -- bytes -----------------------------------------------------------------------------------------
 
@@ -191,28 +178,18 @@ def decode_snapshot(data: bytes, *, path: Path | None = None) -> list[ProducerEn
         raise _corrupt(path, 2, f"the stored checksum is {crc}, the computed one {computed}")
     if count < 0 or _HEAD.size + count * _ENTRY.size != len(data):
         raise _corrupt(path, _COUNT_POSITION, f"{count} producers do not fill {len(data)} bytes")
-    return [_decode_entry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
-
-
-def _decode_entry(
-    producer_id: int,
-    epoch: int,
-    last_sequence: int,
-    last_offset: int,
-    offset_delta: int,
-    timestamp: int,
-    coordinator_epoch: int,
-    txn_first_offset: int,
-) -> ProducerEntry:
-    batch = BatchMetadata(last_sequence, last_offset, offset_delta, timestamp)
-    return ProducerEntry(
-        producer_id,
-        epoch,
-        coordinator_epoch,
-        timestamp,
-        txn_first_offset if txn_first_offset >= 0 else None,
-        (batch,) if last_offset >= 0 else (),
-    )
+    return [
+        ProducerEntry(
+            producer_id,
+            epoch,
+            coordinator_epoch,
+            timestamp,
+            txn_first_offset if txn_first_offset >= 0 else None,
+            (BatchMetadata(last_sequence, last_offset, delta, timestamp),) if last_offset >= 0 else (),
+        )
+        for producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, txn_first_offset
+        in _ENTRY.iter_unpack(data[_HEAD.size :])
+    ]  # fmt: skip
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -260,6 +237,9 @@ class SnapshotFiles:
 
     def path(self, offset: int) -> Path:
         return offset_file(self.folder, offset, SNAPSHOT)
+
+    def existing_path(self, offset: int) -> Path | None:
+        return self.path(offset) if offset in self else None
 
     def write(self, offset: int, entries: Iterable[ProducerEntry], *, sync: bool) -> Path:
         write_snapshot(self.path(offset), entries, files=self._files, sync=sync)
@@ -317,126 +297,96 @@ class CompletedTxn(NamedTuple):
     producer_id: int
     first_offset: int
     last_offset: int
-    is_aborted: bool
 
 
-class ProducerAppend:
-    """Checks the batches of one producer in one append, in order, and collects their effects."""
+class ProducerStep(NamedTuple):
+    """The effect of one checked batch; `ProducerStates.update` applies it after the batch was written."""
 
-    def __init__(
-        self,
-        partition: str,
-        current: ProducerEntry,
-        origin: Origin,
-    ) -> None:
-        self.origin = origin
-        self._partition = partition
-        self._current = current
-        self._entry = replace(current, batches=())
-        self._started: list[int] = []
+    entry: ProducerEntry
+    started: int | None = None
+    """The first offset of a transaction that begins with the batch."""
+    completed: CompletedTxn | None = None
+    aborted: AbortedTxn | None = None
 
-    @property
-    def producer_id(self) -> int:
-        return self._current.producer_id
 
-    @property
-    def entry(self) -> ProducerEntry:
-        """The producer after this append, with the batches of this append only."""
-        return self._entry
-
-    @property
-    def started(self) -> tuple[int, ...]:
-        """The first offsets of transactions that began in this append."""
-        return tuple(self._started)
-
-    def append(self, header: BatchHeader) -> None:
-        """Check and add a data batch whose header has its final offsets."""
-        epoch, first_offset = header.producer_epoch, header.base_offset
-        self._check_epoch(epoch, first_offset)
-        if self.origin is Origin.CLIENT:
-            self._check_sequence(epoch, header.base_sequence, first_offset)
-        open_txn = self._entry.txn_first_offset
-        if open_txn is not None and not header.is_transactional:
-            self._refuse_outside_transaction(first_offset, open_txn)
-        batch = BatchMetadata(
-            header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
-        )
-        self._entry = self._entry.with_batch(epoch, batch)
-        if open_txn is None and header.is_transactional:
-            self._entry = replace(self._entry, txn_first_offset=first_offset)
-            self._started.append(first_offset)
-
-    def append_marker(
-        self, header: BatchHeader, *, is_abort: bool, coordinator_epoch: int
-    ) -> CompletedTxn | None:
-        """Check and add an end marker; return the transaction it ended, None when none was open."""
-        offset = header.base_offset
-        self._check_epoch(header.producer_epoch, offset)
-        self._check_coordinator_epoch(coordinator_epoch, offset)
-        first_offset = self._entry.txn_first_offset
-        self._entry = self._entry.with_marker(header.producer_epoch, coordinator_epoch, header.max_timestamp)
-        if first_offset is None:
-            return None
-        return CompletedTxn(self.producer_id, first_offset, offset, is_abort)
-
-    # -- the rules -------------------------------------------------------------------------------
-
-    def _check_epoch(self, epoch: int, offset: int) -> None:
-        if epoch >= self._entry.epoch:
-            return
+def check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin, where: str) -> ProducerStep:
+    """Check a data batch whose header has its final offsets against the producer's state."""
+    epoch, offset = header.producer_epoch, header.base_offset
+    _check_epoch(entry, epoch, offset, origin, where)
+    if origin is Origin.CLIENT:
+        _check_sequence(entry, epoch, header.base_sequence, offset, where)
+    open_txn = entry.txn_first_offset
+    if open_txn is not None and not header.is_transactional:
         message = (
-            f"producer {self.producer_id} wrote to {self._partition} at offset {offset} in epoch {epoch}, "
-            f"but epoch {self._entry.epoch} is known: a newer producer has taken over; stop this one"
-        )
-        if self.origin is not Origin.REPLICATION:
-            raise FencedError(message, kafka_name="INVALID_PRODUCER_EPOCH")
-        _log.warning(message)
-
-    def _check_sequence(self, epoch: int, sequence: int, offset: int) -> None:
-        if epoch != self._entry.epoch:
-            if sequence != 0 and self._entry.epoch != NO_EPOCH:
-                raise self._out_of_order(
-                    offset, sequence, f"its new epoch {epoch} (after {self._entry.epoch}) must start with 0"
-                )
-            return
-        if self._current.epoch == NO_EPOCH:
-            return  # nothing was known before this append, so any sequence is accepted
-        last = self._last_sequence(epoch)
-        if sequence != last + 1 and not (sequence == 0 and last == MAX_SEQUENCE):
-            raise self._out_of_order(offset, sequence, f"the last one is {last}")
-
-    def _last_sequence(self, epoch: int) -> int:
-        if self._entry.batches:
-            return self._entry.last_sequence
-        return self._current.last_sequence if epoch == self._current.epoch else NO_SEQUENCE
-
-    def _check_coordinator_epoch(self, coordinator_epoch: int, offset: int) -> None:
-        if coordinator_epoch >= self._entry.coordinator_epoch:
-            return
-        message = (
-            f"the end marker of producer {self.producer_id} at offset {offset} of {self._partition} has "
-            f"coordinator epoch {coordinator_epoch}, but {self._entry.coordinator_epoch} is known: "
-            f"a newer coordinator has taken over; stop this one"
-        )
-        if self.origin is not Origin.REPLICATION:
-            raise FencedError(message, kafka_name="TRANSACTION_COORDINATOR_FENCED")
-        _log.warning(message)
-
-    def _refuse_outside_transaction(self, offset: int, open_txn: int) -> None:
-        message = (
-            f"producer {self.producer_id} wrote outside a transaction at offset {offset} of {self._partition}"
+            f"producer {entry.producer_id} wrote outside a transaction at offset {offset} of {where}"
             f" while its transaction from offset {open_txn} is open; end that one first"
         )
-        if self.origin is not Origin.REPLICATION:
-            raise InvalidError(message, kafka_name="INVALID_TXN_STATE")
-        _log.warning(message)
+        _refuse(InvalidError(message, kafka_name="INVALID_TXN_STATE"), origin)
+    batch = BatchMetadata(
+        header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
+    )
+    after = entry.with_batch(epoch, batch)
+    if open_txn is None and header.is_transactional:
+        return ProducerStep(replace(after, txn_first_offset=offset), started=offset)
+    return ProducerStep(after)
 
-    def _out_of_order(self, offset: int, sequence: int, why: str) -> InvalidError:
-        return InvalidError(
-            f"producer {self.producer_id} sent sequence {sequence} to {self._partition} (offset {offset}), "
+
+def check_marker(
+    entry: ProducerEntry,
+    header: BatchHeader,
+    origin: Origin,
+    where: str,
+    *,
+    coordinator_epoch: int,
+) -> ProducerStep:
+    """Check an end marker against the producer's state; it completes the open transaction, if there is one."""
+    offset = header.base_offset
+    _check_epoch(entry, header.producer_epoch, offset, origin, where)
+    if coordinator_epoch < entry.coordinator_epoch:
+        message = (
+            f"the end marker of producer {entry.producer_id} at offset {offset} of {where} has "
+            f"coordinator epoch {coordinator_epoch}, but {entry.coordinator_epoch} is known: "
+            f"a newer coordinator has taken over; stop this one"
+        )
+        _refuse(FencedError(message, kafka_name="TRANSACTION_COORDINATOR_FENCED"), origin)
+    after = entry.with_marker(header.producer_epoch, coordinator_epoch, header.max_timestamp)
+    first_offset = entry.txn_first_offset
+    if first_offset is None:
+        return ProducerStep(after)
+    return ProducerStep(after, completed=CompletedTxn(entry.producer_id, first_offset, offset))
+
+
+def _check_epoch(entry: ProducerEntry, epoch: int, offset: int, origin: Origin, where: str) -> None:
+    if epoch < entry.epoch:
+        message = (
+            f"producer {entry.producer_id} wrote to {where} at offset {offset} in epoch {epoch}, "
+            f"but epoch {entry.epoch} is known: a newer producer has taken over; stop this one"
+        )
+        _refuse(FencedError(message, kafka_name="INVALID_PRODUCER_EPOCH"), origin)
+
+
+def _check_sequence(entry: ProducerEntry, epoch: int, sequence: int, offset: int, where: str) -> None:
+    if entry.epoch == NO_EPOCH:
+        return  # nothing is known, so any sequence is accepted
+    last = entry.last_sequence
+    if epoch != entry.epoch:
+        why = f"its new epoch {epoch} (after {entry.epoch}) must start with 0" if sequence != 0 else None
+    else:
+        follows = sequence == last + 1 or (sequence == 0 and last == MAX_SEQUENCE)
+        why = None if follows else f"the last one is {last}"
+    if why is not None:
+        raise InvalidError(
+            f"producer {entry.producer_id} sent sequence {sequence} to {where} (offset {offset}), "
             f"but {why}: a batch is missing or came twice; resend from the first unacknowledged batch",
             kafka_name="OUT_OF_ORDER_SEQUENCE_NUMBER",
         )
+
+
+def _refuse(error: TidegateError, origin: Origin) -> None:
+    """Raise the error, or log it for a replica: its leader has made the checks."""
+    if origin is not Origin.REPLICATION:
+        raise error
+    _log.warning("%s", error)
 
 
 class ProducerStates:
@@ -456,7 +406,7 @@ class ProducerStates:
         self._open: dict[int, int] = {}  # first offset → producer of each open transaction
         self._open_order: list[int] = []
         self._unreplicated: dict[int, CompletedTxn] = {}  # by first offset
-        self._snapshots = SnapshotFiles(folder, files=files)
+        self.snapshots = SnapshotFiles(folder, files=files)
         self._map_end_offset = 0
         self._last_snapshot_offset = 0
 
@@ -502,20 +452,39 @@ class ProducerStates:
             return None
         return entry.find_batch(header.producer_epoch, header.base_sequence, header.last_sequence)
 
-    def prepare(self, producer_id: int, origin: Origin) -> ProducerAppend:
-        """Start checking one producer's batches of an append."""
-        current = self._producers.get(producer_id) or ProducerEntry(producer_id)
-        return ProducerAppend(self.folder.name, current, origin)
+    def check_data(self, header: BatchHeader, origin: Origin) -> ProducerStep:
+        """Check a data batch; changes nothing (I1)."""
+        return check_data(self.known(header.producer_id), header, origin, self.folder.name)
 
-    def update(self, append: ProducerAppend) -> None:
-        """Apply a finished append to the state."""
-        producer_id = append.producer_id
+    def check_marker(
+        self, header: BatchHeader, origin: Origin, *, is_abort: bool, coordinator_epoch: int
+    ) -> ProducerStep:
+        """Check a transaction marker; changes nothing (I1)."""
+        step = check_marker(
+            self.known(header.producer_id),
+            header,
+            origin,
+            self.folder.name,
+            coordinator_epoch=coordinator_epoch,
+        )
+        if step.completed is None or not is_abort:
+            return step
+        stable = self.last_stable_offset(step.completed)
+        return step._replace(aborted=AbortedTxn(*step.completed, stable))
+
+    def known(self, producer_id: int) -> ProducerEntry:
+        """Return the state of a producer, also of one that has written nothing yet."""
         if producer_id < 0:
             raise InvalidError(f"{self.folder.name}: producer id {producer_id} has no state")
-        known = self._producers.get(producer_id)
-        self._producers[producer_id] = append.entry if known is None else known.merged(append.entry)
-        for first_offset in append.started:
-            self._begin(producer_id, first_offset)
+        return self._producers.get(producer_id) or ProducerEntry(producer_id)
+
+    def update(self, step: ProducerStep) -> None:
+        """Apply the effect of a batch, after it was written."""
+        self._producers[step.entry.producer_id] = step.entry
+        if step.started is not None:
+            self._begin(step.entry.producer_id, step.started)
+        if step.completed is not None:
+            self.complete_txn(step.completed)
 
     def update_map_end_offset(self, offset: int) -> None:
         """Record that the state covers the log up to `offset`, exclusive."""
@@ -559,7 +528,7 @@ class ProducerStates:
         """Handle the removal of records before `log_start`; producers are kept."""
         self.on_high_watermark(log_start)
         self._map_end_offset = max(self._map_end_offset, log_start)
-        latest = self._snapshots.latest
+        latest = self.snapshots.latest
         self._last_snapshot_offset = log_start if latest is None else latest
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -574,7 +543,7 @@ class ProducerStates:
 
         Afterwards `map_end_offset` is the offset from which the log must be replayed.
         """
-        self._keep_snapshots(offset for offset in self._snapshots.offsets if log_start < offset <= log_end)
+        self._keep_snapshots(offset for offset in self.snapshots.offsets if log_start < offset <= log_end)
         if log_end == self._map_end_offset:
             self.on_log_start_incremented(log_start)
             return
@@ -589,24 +558,11 @@ class ProducerStates:
 
     # -- snapshots -------------------------------------------------------------------------------
 
-    @property
-    def snapshots(self) -> tuple[int, ...]:
-        """Offsets of the snapshot files in ascending order."""
-        return self._snapshots.offsets
-
-    @property
-    def latest_snapshot(self) -> int | None:
-        return self._snapshots.latest
-
-    def snapshot_path(self, offset: int) -> Path | None:
-        """Return the file of the snapshot at `offset`; None when there is none."""
-        return self._snapshots.path(offset) if offset in self._snapshots else None
-
     def take_snapshot(self, *, sync: bool = True) -> Path | None:
         """Write the state at `map_end_offset`; return None when the last snapshot is as recent."""
         if self._map_end_offset <= self._last_snapshot_offset:
             return None
-        path = self._snapshots.write(self._map_end_offset, self._producers.values(), sync=sync)
+        path = self.snapshots.write(self._map_end_offset, self._producers.values(), sync=sync)
         self._last_snapshot_offset = self._map_end_offset
         return path
 
@@ -616,29 +572,23 @@ class ProducerStates:
         The newest one is kept if it lies after the last base: a clean close took it.
         """
         bases = set(segment_bases)
-        self._snapshots.reload()
-        stray = [offset for offset in self._snapshots.offsets if offset not in bases]
+        self.snapshots.reload()
+        stray = [offset for offset in self.snapshots.offsets if offset not in bases]
         if stray and (not bases or stray[-1] > max(bases)):
             stray.pop()
         for offset in stray:
-            self._snapshots.remove(offset)
-
-    def mark_snapshot_deleted(self, offset: int) -> Path | None:
-        """Rename a snapshot to `….deleted` and return that path; None when there is none."""
-        return self._snapshots.mark_deleted(offset)
-
-    # -- internals -------------------------------------------------------------------------------
+            self.snapshots.remove(offset)
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
         return entry.txn_first_offset is None and now_ms - entry.last_timestamp >= self.expiration_ms
 
     def _load_latest_snapshot(self, log_start: int, now_ms: int) -> None:
-        while (offset := self._snapshots.latest) is not None:
+        while (offset := self.snapshots.latest) is not None:
             try:
-                entries = self._snapshots.read(offset)
+                entries = self.snapshots.read(offset)
             except (CorruptError, FileNotFoundError) as error:
                 _log.warning("discarding a producer snapshot, an older one or the log replaces it: %s", error)
-                self._snapshots.remove(offset)
+                self.snapshots.remove(offset)
                 continue
             for entry in entries:
                 if not self._is_expired(entry, now_ms):
@@ -649,9 +599,9 @@ class ProducerStates:
 
     def _keep_snapshots(self, offsets: Iterable[int]) -> None:
         kept = set(offsets)
-        for offset in self._snapshots.offsets:
+        for offset in self.snapshots.offsets:
             if offset not in kept:
-                self._snapshots.remove(offset)
+                self.snapshots.remove(offset)
 
     def _clear(self) -> None:
         for known in (self._producers, self._open, self._open_order, self._unreplicated):
@@ -663,41 +613,25 @@ class ProducerStates:
         self._open[first_offset] = producer_id
 
 
-class ProducerStep(NamedTuple):
-    """The effect of one batch on its producer; `take` applies it."""
-
-    append: ProducerAppend
-    completed: CompletedTxn | None
-    aborted: AbortedTxn | None
-
-    def take(self, producers: ProducerStates) -> None:
-        """Apply the effect, after the batch was written."""
-        producers.update(self.append)
-        if self.completed is not None:
-            producers.complete_txn(self.completed)
-
-
 def check_batch(
     producers: ProducerStates, header: BatchHeader, content: Callable[[], Buffer], origin: Origin
-) -> ProducerStep:
-    """Check a batch that has a producer; `content` returns its bytes and is called only for markers."""
-    append = producers.prepare(header.producer_id, origin)
-    completed = None
+) -> ProducerStep | None:
+    """Check a batch; `content` returns its bytes and is called only for markers. None without a producer."""
+    if not header.has_producer:
+        return None
     if not header.is_control:
-        append.append(header)
-    elif header.count > 0:  # a compacted marker leaves an empty batch
-        control = read_control(content())
-        if control.ends_transaction:
-            completed = append.append_marker(
-                header,
-                is_abort=control.kind is ControlType.ABORT,
-                coordinator_epoch=control.coordinator_epoch or 0,
-            )
-    aborted = None
-    if completed is not None and completed.is_aborted:
-        stable = producers.last_stable_offset(completed)
-        aborted = AbortedTxn(completed.producer_id, completed.first_offset, completed.last_offset, stable)
-    return ProducerStep(append, completed, aborted)
+        return producers.check_data(header, origin)
+    control = (
+        read_control(content()) if header.count > 0 else None
+    )  # a compacted marker leaves an empty batch
+    if control is None or not control.ends_transaction:
+        return ProducerStep(producers.known(header.producer_id))  # registers the producer, as a broker does
+    return producers.check_marker(
+        header,
+        origin,
+        is_abort=control.kind is ControlType.ABORT,
+        coordinator_epoch=control.coordinator_epoch or 0,
+    )
 
 
 def replay_segment(producers: ProducerStates, segment: LogSegment, start: int, end: int) -> None:
@@ -708,13 +642,9 @@ def replay_segment(producers: ProducerStates, segment: LogSegment, start: int, e
         if place is None:
             return
         for position, header in headers(file, place.position, end):
-            if header.has_producer:
-                content = _reading(file.read_at, position, header.size)
-                check_batch(producers, header, content, Origin.REPLICATION).take(producers)
-
-
-def _reading(read_at: Callable[[int, int], bytes], position: int, size: int) -> Callable[[], bytes]:
-    return lambda: read_at(position, size)
+            content = partial(file.read_at, position, header.size)
+            if (step := check_batch(producers, header, content, Origin.REPLICATION)) is not None:
+                producers.update(step)
 
 
 def rebuild_producers(
@@ -731,7 +661,7 @@ def rebuild_producers(
     After a clean stop without any snapshot there is no producer state, so the log is not read.
     """
     bases = segments.bases[-2:]
-    if clean and producers.latest_snapshot is None:
+    if clean and producers.snapshots.latest is None:
         for offset in (*bases, end):
             producers.update_map_end_offset(offset)
             producers.take_snapshot()

@@ -1,7 +1,6 @@
 """Read records of a topic as Arrow batches, from any process, while the topic is written.
 
-`Reader` keeps the position of each partition: its start, its next offset and its stop. Bytes come from
-`PartitionView`, records from `format.decode`. Start and stop are given as
+`Reader` keeps the position of each partition: its start, its next offset and its stop. Start and stop are given as
 
 | value | meaning |
 |---|---|
@@ -17,8 +16,7 @@ A number may be given as a string. Only `parse_range` accepts the two-sided form
 
 R1  only whole batches below the high watermark are returned (below the last stable offset, and without
     aborted transactions, for `isolation="read_committed"`).
-R2  memory is bounded by `max_bytes` of the log (or one larger batch) and `max_piece_bytes` of records at a
-    time, whatever the size of the log.
+R2  memory is bounded by `max_bytes` of the log (or one larger batch) and `max_piece_bytes` of records.
 R3  records before damage are returned first; then `CorruptError` names the position and the offset to resume at.
 R4  Tidegate's own control records are left out unless requested; positions and offsets count them.
 R5  an offset that retention removed raises `OffsetOutOfRangeError`, never a silent jump.
@@ -115,6 +113,18 @@ def parse_positions(said: StartLike, partitions: tuple[int, ...], *, now_ms: int
         wrong = f"partition {missing[0]} has none" if missing else f"partition {unknown[0]} is not read"
         raise InvalidError(f"positions {dict(said)!r} do not fit partitions {list(partitions)}: {wrong}")
     return {number: parse_position(said[number], now_ms=now_ms) for number in partitions}
+
+
+def resolve(position: Position, first: int, end: int, at_time: int | None) -> int:
+    """Return the offset of a position in a partition of [first, end); `at_time` answers a time (None: the end)."""
+    kind, value = position
+    if kind is PositionKind.EARLIEST:
+        return first
+    if kind is PositionKind.OFFSET:
+        return value
+    if kind is PositionKind.BEFORE_END:
+        return max(end - value, first)
+    return end if kind is PositionKind.LATEST or at_time is None else at_time
 
 
 def parse_range(text: str, *, now_ms: int) -> tuple[Position, Position | None]:
@@ -320,8 +330,6 @@ class Reader:
         self._pieces = iter(())
         self._buffer = None
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _track(self, view: PartitionView, start: Position, stop: Position | None) -> _Track:
         bounds = view.bounds()
         offset = self._resolve(view, start, bounds)
@@ -330,17 +338,10 @@ class Reader:
         return _Track(view, offset, None if stop is None else self._resolve(view, stop, bounds))
 
     def _resolve(self, view: PartitionView, position: Position, bounds: Bounds) -> int:
-        end = self._end(view, bounds)
-        if position.kind is PositionKind.EARLIEST:
-            return bounds.log_start
-        if position.kind is PositionKind.OFFSET:
-            return position.value
-        if position.kind is PositionKind.BEFORE_END:
-            return max(end - position.value, bounds.log_start)
+        end, found = self._end(view, bounds), None
         if position.kind is PositionKind.TIME:
             found = view.offset_for_time(position.value, bounds)
-            return end if found is None else min(found, end)
-        return end
+        return resolve(position, bounds.log_start, end, None if found is None else min(found, end))
 
     def _end(self, view: PartitionView, bounds: Bounds) -> int:
         return view.last_stable(bounds) if self.isolation == "read_committed" else bounds.high_watermark

@@ -1,23 +1,12 @@
-"""Open a partition folder: finish interrupted renames, find the log segments, recover them after an unclean
-stop.
+"""Open a partition folder: finish interrupted renames, find the log segments, recover them after an unclean stop.
 
-`Loader` follows the start-up sequence of a Kafka 3.9 broker for one partition:
+`Loader` follows the start-up sequence of a Kafka 3.9 broker for one partition. After a clean stop no segment is
+read except the tail of the last one, and not even that where `known_end` knows its end. Loading can be
+interrupted anywhere and started again.
 
-1. Interrupted segment changes are finished or undone (`segment_swap.finish_interrupted_work`).
-2. Index files without a `.log` are removed. A segment without `.index`, or with an invalid `.txnindex`, is
-   recovered.
-3. After an unclean stop every segment from the recovery point on is recovered; if one had to be cut, all
-   later ones are removed.
-4. The log ends after the last batch of the last segment; if that is before the log start, the segments are
-   replaced by an empty one at the log start.
-5. Epochs are trimmed to the log, producers rebuilt from snapshots and log, stray snapshots removed.
-
-After a clean stop no segment is read except the tail of the last one, and not even that where
-`Recovery.known_end` knows its end. Loading can be interrupted anywhere and started again.
-
-A broker truncates a segment at its first bad batch (`KafkaRecovery`; `CarefulKafkaRecovery` also keeps a copy of
-sound batches after the cut): right for a replica, wrong for the only copy. `SafeRecovery` decides by the last
-synced offset (*durable end*) and the last acknowledged one (*high watermark*), both from the watermark file:
+A broker truncates a segment at its first bad batch (`KafkaRecovery`): right for a replica, wrong for the only
+copy. `SafeRecovery` decides by the last synced offset (*durable end*) and the last acknowledged one (*high
+watermark*), both from the watermark file:
 
 | first bad batch | after it | action |
 |---|---|---|
@@ -26,9 +15,8 @@ synced offset (*durable end*) and the last acknowledged one (*high watermark*), 
 | at or above the high watermark | a sound batch | copied to `<base>.log.<position>.cut`, then cut |
 | at or above the durable end | nothing sound | a torn tail: cut |
 
-*Damage* changes nothing on disk: every sound batch before and after it is served; appends are refused;
-reading into it raises `CorruptError` with file and position. `tidegate verify` shows the extent; the remedy
-is a restored file, or `recovery="kafka"`, which keeps a copy of what it cuts.
+*Damage* changes nothing on disk: every sound batch before and after it is served, appends are refused, reading
+into it raises `CorruptError`. The remedy is a restored file, or `recovery="kafka"`.
 
 V1  `SafeRecovery` never removes a byte below the durable end;
 V2  it cuts a torn batch, or keeps a copy of what it cuts; where the watermark file is damaged, both
@@ -44,12 +32,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InvalidError, verify_command
 from tidegate.files import File, Files
-from tidegate.log.batch_file import next_sound_batch, sound_batches, sound_headers
+from tidegate.log.batch_file import is_zero, next_sound_batch, sound_batches, sound_headers
 from tidegate.log.checkpoints import LEADER_EPOCHS, LeaderEpochs
 from tidegate.log.format.batch import BatchHeader
 from tidegate.log.format.partition_files import INDEX, INDEX_SUFFIXES, LOG, TIME_INDEX, TRANSACTION_INDEX
@@ -68,35 +56,6 @@ from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
 
 
-class Recovery(Protocol):
-    """Strategy that decides which segments found on disk to trust, and how to recover the others."""
-
-    @property
-    def read_only(self) -> str | None:
-        """Why the log must not be written to; None when it may. Read after loading."""
-        ...
-
-    def known_end(self, segment: LogSegment) -> int | None:
-        """Return the offset after a segment's last record; None when the segment must be read."""
-        ...
-
-    def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
-        """Rebuild the segment's indexes and cut what is not a sound batch; return the number of bytes cut."""
-        ...
-
-
-class KafkaRecovery:
-    """Trust file lengths after a clean stop; otherwise truncate a segment at its first bad batch."""
-
-    read_only: str | None = None
-
-    def known_end(self, segment: LogSegment) -> int | None:
-        return None
-
-    def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
-        return recover_segment(segment, producers, epochs)
-
-
 def recover_segment(segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
     """Rebuild indexes, epochs and producers from the batches, and cut the file at the first bad one."""
     segment.reset_indexes()
@@ -105,17 +64,15 @@ def recover_segment(segment: LogSegment, producers: ProducerStates, epochs: Lead
         for position, header in _until_damage(sound_headers(file, 0, segment.size)):
             if not segment.holds(header.last_offset):
                 raise OffsetOverflowError(segment, header, position)
-            step = None
-            if header.has_producer:
-                content = partial(file.read_at, position, header.size)
-                try:
-                    step = check_batch(producers, header, content, Origin.REPLICATION)
-                except CorruptError:  # an unreadable marker ends the log as a bad batch does
-                    break
+            content = partial(file.read_at, position, header.size)
+            try:
+                step = check_batch(producers, header, content, Origin.REPLICATION)
+            except CorruptError:  # an unreadable marker ends the log as a bad batch does
+                break
             segment.reindex(header, position)
             note_epoch(epochs, header)
             if step is not None:
-                step.take(producers)
+                producers.update(step)
                 if step.aborted is not None:
                     segment.add_aborted(step.aborted)
             producers.update_map_end_offset(header.next_offset)
@@ -138,8 +95,6 @@ def _until_damage(batches: Iterator[tuple[int, BatchHeader]]) -> Iterator[tuple[
 
 
 logger = logging.getLogger("tidegate.log")
-
-_LOOK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +156,7 @@ class SafeRecovery:
         with segment.reader() as file:
             bad_at, expected = _first_bad(file, segment, self.high_watermark)
             behind = next_sound_batch(file, bad_at, segment.size) if bad_at < segment.size else None
+            is_harmless = self.is_certain or is_zero(file, bad_at, segment.size)
         if bad_at == segment.size:
             if not self.damages:
                 return recover_segment(segment, producers, epochs)
@@ -212,7 +168,7 @@ class SafeRecovery:
         if self.damages or offset < promised:
             self._keep(segment, bad_at, offset)
             return 0
-        if behind is not None or not (self.is_certain or _is_zero(segment, bad_at)):
+        if behind is not None or not is_harmless:
             keep_cut(segment, bad_at, self.files)
         self._tell_cut(segment, bad_at, offset)
         return recover_segment(segment, producers, epochs)
@@ -259,15 +215,6 @@ def keep_cut(segment: LogSegment, bad_at: int, files: Files) -> Path:
     return path
 
 
-def _is_zero(segment: LogSegment, start: int) -> bool:
-    """Return whether the rest of the file is only the zeros of preallocation."""
-    with segment.reader() as file:
-        for position in range(start, segment.size, _LOOK_BYTES):
-            if any(file.read_at(position, min(_LOOK_BYTES, segment.size - position))):
-                return False
-    return True
-
-
 def _first_bad(file: File, segment: LogSegment, high_watermark: int) -> tuple[int, int]:
     """Return the position of the first byte that starts no valid batch, and the offset expected there."""
     position, expected = 0, segment.base_offset
@@ -299,11 +246,16 @@ def _survey(
     return resume_at, resume, log_end
 
 
-@dataclass(slots=True)
-class CarefulKafkaRecovery(KafkaRecovery):
-    """Recover as a broker does, but keep a copy of sound batches after the cut."""
+class KafkaRecovery:
+    """Recover as a broker does: cut a segment at its first bad batch; keep a copy of sound batches after it."""
 
-    files: Files
+    read_only: str | None = None
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+
+    def known_end(self, segment: LogSegment) -> int | None:
+        return None
 
     def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
         with segment.reader() as file:
@@ -314,12 +266,16 @@ class CarefulKafkaRecovery(KafkaRecovery):
         return recover_segment(segment, producers, epochs)
 
 
+Recovery: TypeAlias = SafeRecovery | KafkaRecovery
+"""Decides which segments found on disk to trust, and how to recover the others."""
+
+
 def recovery_named(name: str, files: Files) -> Recovery:
     """Return the recovery strategy with this name."""
     if name == "safe":
         return SafeRecovery(files)
     if name == "kafka":
-        return CarefulKafkaRecovery(files)
+        return KafkaRecovery(files)
     raise InvalidError(f"recovery={name!r}: say 'safe' or 'kafka'", kafka_name="INVALID_CONFIG")
 
 
@@ -336,21 +292,8 @@ class Ports:
     scheduler: Scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedLog:
-    """A loaded partition. `read_only` says why it must not be written to; None when it may."""
-
-    segments: SegmentList
-    log_start: int
-    log_end: int
-    recovery_point: int
-    epochs: LeaderEpochs
-    producers: ProducerStates
-    read_only: str | None
-
-
 class Loader:
-    """The loading of one partition folder."""
+    """The loading of one partition folder: `load` leaves the parts of the loaded log in the attributes."""
 
     def __init__(
         self,
@@ -364,60 +307,52 @@ class Loader:
         log_start: int,
         recovery: Recovery,
     ) -> None:
-        self._folder = folder
-        self._config = config
+        self.folder = folder
+        self.config = config
         self._broker = broker
-        self._ports = ports
+        self.ports = ports
         self._clean = clean
-        self._recovery_point = recovery_point
-        self._log_start = log_start
-        self._recovery = recovery
-        self._segments = SegmentList()
-        self._epochs, self._are_epochs_damaged = self._open_epochs()
-        self._producers = self._new_producers()
-        self._retirement = Retirement(folder, self._producers, files=ports.files, scheduler=ports.scheduler)
+        self.recovery_point = recovery_point
+        self.log_start = log_start
+        self.recovery = recovery
+        self.segments = SegmentList()
+        self.epochs, self._are_epochs_damaged = self._open_epochs()
+        self.producers = self._new_producers()
+        self.retirement = Retirement(folder, self.producers, files=ports.files, scheduler=ports.scheduler)
 
-    def load(self) -> LoadedLog:
-        finish_interrupted_work(self._folder, self._segment, files=self._ports.files)
+    def load(self) -> None:
+        finish_interrupted_work(self.folder, self._segment, files=self.ports.files)
         self._splitting(self._open_segments)
         if not self._clean:
             self._splitting(self._recover_unflushed)
         log_end = self._find_end()
-        log_start = max(self._log_start, self._segments.first.base_offset)
+        log_start = max(self.log_start, self.segments.first.base_offset)
         recovery_point = log_end
-        if self._recovery.read_only is None:  # a damaged log is served as it is: nothing is grown or rebuilt
-            self._segments.last.grow_indexes(self._config.segment_index_bytes)
+        if self.recovery.read_only is None:  # a damaged log is served as it is: nothing is grown or rebuilt
+            self.segments.last.grow_indexes(self.config.segment_index_bytes)
             self._trim_epochs(log_end)
-            self._producers.remove_stray_snapshots(self._segments.bases)
+            self.producers.remove_stray_snapshots(self.segments.bases)
             rebuild_producers(
-                self._producers,
-                self._segments,
+                self.producers,
+                self.segments,
                 log_start=log_start,
                 end=log_end,
                 clean=self._clean,
-                now_ms=self._ports.clock.now_ms(),
+                now_ms=self.ports.clock.now_ms(),
             )
             if not self._clean:
-                recovery_point = min(self._recovery_point, log_end)
+                recovery_point = min(self.recovery_point, log_end)
             recovery_point = max(recovery_point, log_start)
-        return LoadedLog(
-            self._segments,
-            log_start,
-            log_end,
-            recovery_point,
-            self._epochs,
-            self._producers,
-            self._recovery.read_only,
-        )
+        self.log_start, self.log_end, self.recovery_point = log_start, log_end, recovery_point
 
     # -- segments --------------------------------------------------------------------------------
 
     def _segment(self, base_offset: int, suffix: str = "") -> LogSegment:
-        ports = self._ports
+        ports = self.ports
         return LogSegment(
-            self._folder,
+            self.folder,
             base_offset,
-            self._config,
+            self.config,
             files=ports.files,
             clock=ports.clock,
             randomness=ports.randomness,
@@ -426,7 +361,7 @@ class Loader:
 
     def _open_segments(self) -> None:
         """Open the segments in the order of their base offsets; sound ones are not read."""
-        present = set(self._ports.files.list(self._folder))
+        present = set(self.ports.files.list(self.folder))
         logs = sorted(name for name in present if name.endswith(LOG) and OFFSET_NAME.fullmatch(name))
         stems = [name.removesuffix(LOG) for name in logs]
         self._remove_orphans(present, set(stems))
@@ -435,23 +370,23 @@ class Loader:
             segment = self._segment(int(stem))
             has_index = stem + INDEX in present
             if has_index and stem + TIME_INDEX not in present:
-                segment.indexes.times.resize(0)
+                segment.times.resize(0)
             has_transactions = stem + TRANSACTION_INDEX in present
             if not has_index or (has_transactions and not self._has_sane_transactions(segment)):
-                self._segments = SegmentList(opened)
+                self.segments = SegmentList(opened)
                 self._recover(segment)
             opened.append(segment)
-        self._segments = SegmentList(opened)
+        self.segments = SegmentList(opened)
 
     def _remove_orphans(self, present: set[str], stems: set[str]) -> None:
         for name in sorted(present):
             stem, dot, kind = name.partition(".")
             if dot + kind in INDEX_SUFFIXES and stem not in stems:
-                self._ports.files.unlink(self._folder / name, missing_ok=True)
+                self.ports.files.unlink(self.folder / name, missing_ok=True)
 
     def _has_sane_transactions(self, segment: LogSegment) -> bool:
         try:
-            segment.indexes.transactions.sanity_check()
+            segment.transactions.sanity_check()
         except CorruptError:
             return False
         return True
@@ -459,24 +394,24 @@ class Loader:
     def _recover(self, segment: LogSegment) -> int:
         """Recover one segment, after the earlier ones; return the number of bytes cut."""
         producers = self._new_producers()
-        if self._recovery.read_only is None:  # otherwise damage prevents a replay
+        if self.recovery.read_only is None:  # otherwise damage prevents a replay
             rebuild_producers(
                 producers,
-                self._segments,
-                log_start=self._log_start,
+                self.segments,
+                log_start=self.log_start,
                 end=segment.base_offset,
                 clean=False,
-                now_ms=self._ports.clock.now_ms(),
+                now_ms=self.ports.clock.now_ms(),
             )
-        cut = self._recovery.recover(segment, producers, self._epochs)
-        if self._recovery.read_only is not None:
+        cut = self.recovery.recover(segment, producers, self.epochs)
+        if self.recovery.read_only is not None:
             return 0
         segment.sync()  # a second crash could lose part of a rebuilt index, which would not be checked again
         producers.take_snapshot()
         return cut
 
     def _recover_unflushed(self) -> None:
-        unflushed = self._segments.between(self._recovery_point, END_OF_LOG)
+        unflushed = self.segments.between(self.recovery_point, END_OF_LOG)
         for number, segment in enumerate(unflushed):
             try:
                 cut = self._recover(segment)
@@ -487,8 +422,8 @@ class Loader:
                 return
 
     def _retire(self, segments: Sequence[LogSegment]) -> None:
-        self._retirement.retire(segments, self._config.file_delete_delay_ms)
-        self._segments = self._segments.without(segments)
+        self.retirement.retire(segments, self.config.file_delete_delay_ms)
+        self.segments = self.segments.without(segments)
 
     def _splitting(self, step: Callable[[], None]) -> None:
         """Run a step; repeat it after splitting each segment that has to be split first."""
@@ -498,50 +433,50 @@ class Loader:
             except OffsetOverflowError as overflow:
                 old = overflow.segment
                 parts = split(old, self._segment)
-                self._retirement.stage(parts)
-                self._retirement.swap(parts, [old], self._config.file_delete_delay_ms)
-                self._segments = self._segments.without([old]).with_segments(parts)
+                self.retirement.stage(parts)
+                self.retirement.swap(parts, [old], self.config.file_delete_delay_ms)
+                self.segments = self.segments.without([old]).with_segments(parts)
 
     def _find_end(self) -> int:
         """Return the log end offset; replace the segments by an empty one if they end before the log start."""
-        if len(self._segments):
-            last = self._segments.last
-            known = self._recovery.known_end(last)
+        if len(self.segments):
+            last = self.segments.last
+            known = self.recovery.known_end(last)
             log_end = last.read_next_offset() if known is None else known
-            if log_end >= self._log_start:
+            if log_end >= self.log_start:
                 return log_end
-            self._retire(self._segments.segments)
-            self._epochs.clear()
-            self._producers.truncate_fully_and_start_at(self._log_start)
-        self._segments = SegmentList([self._segment(self._log_start).create()])
-        return self._log_start
+            self._retire(self.segments.segments)
+            self.epochs.clear()
+            self.producers.truncate_fully_and_start_at(self.log_start)
+        self.segments = SegmentList([self._segment(self.log_start).create()])
+        return self.log_start
 
     # -- epochs ----------------------------------------------------------------------------------
 
     def _open_epochs(self) -> tuple[LeaderEpochs, bool]:
         """Return the epochs of the checkpoint; none (rebuild them from the log) when it is damaged or missing."""
-        path, files = self._folder / LEADER_EPOCHS, self._ports.files
+        path, files = self.folder / LEADER_EPOCHS, self.ports.files
         try:
             return LeaderEpochs(path, files=files), False
         except CorruptError:
-            return LeaderEpochs.empty(path, files=files), True
+            return LeaderEpochs(path, files=files, ignore_file=True), True
 
     def _trim_epochs(self, log_end: int) -> None:
         # A broker continues without the checkpoint; Tidegate rebuilds the epochs from the batches.
-        is_missing = self._epochs.latest is None and self._segments.size > 0
-        if self._are_epochs_damaged or (is_missing and not isinstance(self._recovery, KafkaRecovery)):
-            self._epochs.clear()
-            for segment in self._segments:
+        is_missing = self.epochs.latest is None and self.segments.size > 0
+        if self._are_epochs_damaged or (is_missing and not isinstance(self.recovery, KafkaRecovery)):
+            self.epochs.clear()
+            for segment in self.segments:
                 for _, header in segment.batches():
-                    note_epoch(self._epochs, header)
-        self._epochs.truncate_from_end(log_end)
-        self._epochs.truncate_from_start(self._log_start)
+                    note_epoch(self.epochs, header)
+        self.epochs.truncate_from_end(log_end)
+        self.epochs.truncate_from_start(self.log_start)
 
     # -- producers -------------------------------------------------------------------------------
 
     def _new_producers(self) -> ProducerStates:
         return ProducerStates(
-            self._folder,
-            files=self._ports.files,
+            self.folder,
+            files=self.ports.files,
             expiration_ms=self._broker.producer_id_expiration_ms,
         )

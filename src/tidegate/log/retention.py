@@ -1,7 +1,6 @@
 """Kafka's three retention rules, as pure counts over a partition's log segments, and one pass that applies them.
 
-The rules, in the order of a pass; each starts at the oldest segment and stops at the first that does not
-match:
+The rules, in the order of a pass; each starts at the oldest segment and stops at the first that does not match:
 
 | rule | a segment matches while | policies |
 |---|---|---|
@@ -9,13 +8,8 @@ match:
 | size | removing it leaves at least `retention.bytes` (which must be ≥ 0) | with `delete` |
 | time | now − its largest timestamp > `retention.ms` (which must be ≥ 0) | with `delete` |
 
-The partition renames and unlinks files (`delete_segments`); `maintenance` decides when passes run.
-
-Invariants:
-R1  A segment is removed only when the high watermark has reached its end (the next segment's base; the log
-    end offset for the last), so the log start offset never passes the high watermark.
-R2  A last segment without bytes is never removed; a last one with bytes is: the partition first rolls an
-    empty segment at the log end.
+R1  A segment is removed only when the high watermark has reached its end (the next segment's base, or the log end).
+R2  A last segment without bytes is never removed; for one with bytes the partition first rolls an empty segment.
 R3  A segment that does not match keeps every segment after it, whatever their timestamps are.
 
 Thread rule: the counts are pure; a pass runs under the partition's own lock.
@@ -122,6 +116,16 @@ class RetentionReport:
         return sum(removal.size_bytes for removal in self.removed)
 
 
+def report_of(
+    topic: str, partition: int, removals: Sequence[Removal], bounds: Bounds, segments: int
+) -> RetentionReport:
+    """Return the report of a pass that removes these of the partition's segments."""
+    before = bounds.log_start_offset
+    after = max(before, removals[-1].next_offset) if removals else before
+    rolled = bool(removals) and len(removals) == segments
+    return RetentionReport(topic, partition, tuple(removals), before, after, rolled)
+
+
 def plan_retention(
     segments: Sequence[LogSegment], bounds: Bounds, config: TopicConfig, now_ms: int
 ) -> list[Removal]:
@@ -147,15 +151,11 @@ def apply_retention(log: PartitionLog, now_ms: int) -> RetentionReport:
     """Run one retention pass over one partition."""
     with log.lock:
         segments = log.segments
-        before = log.log_start_offset
-        bounds = Bounds(before, log.high_watermark, log.log_end_offset)
+        bounds = Bounds(log.log_start_offset, log.high_watermark, log.log_end_offset)
         removals = plan_retention(segments, bounds, log.config, now_ms)
-        after = max(before, removals[-1].next_offset) if removals else before
         for reason in Reason:
             bases = {removal.base_offset for removal in removals if removal.reason is reason}
             if bases:
                 chosen = [segment for segment in segments if segment.base_offset in bases]
                 log.delete_segments(chosen, reason.value)
-    return RetentionReport(
-        log.topic, log.partition, tuple(removals), before, after, rolled=len(removals) == len(segments)
-    )
+    return report_of(log.topic, log.partition, removals, bounds, len(segments))

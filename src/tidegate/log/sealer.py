@@ -1,6 +1,6 @@
 """Write seals at every roll, at a clean close and after compaction; remove them before their files change.
 
-`Sealer` is attached to one partition's hooks. The `.log` checksums of the active segment grow with every
+`Sealer` attaches itself to one partition's hooks. The `.log` checksums of the active segment grow with every
 append, so sealing a full segment reads only its small index files.
 
 Invariants:
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from tidegate.errors import CorruptError
@@ -35,24 +36,20 @@ from tidegate.log.seals import (
 from tidegate.log.segment import LogSegment
 
 
+@dataclass(slots=True)
 class Tally:
-    """The facts of a segment that a seal stores next to checksums; updated batch by batch."""
+    """The facts of a segment that a seal stores next to checksums, in its order; updated batch by batch."""
 
-    def __init__(self, base_offset: int) -> None:
-        self.next_offset = base_offset
-        self.records = 0
-        self.batches = 0
-        self.first_timestamp = NO_TIMESTAMP
-        self.max_timestamp = NO_TIMESTAMP
-        self.max_timestamp_offset = base_offset
+    next_offset: int
+    records: int = 0
+    batches: int = 0
+    first_timestamp: int = NO_TIMESTAMP
+    max_timestamp: int = NO_TIMESTAMP
+    max_timestamp_offset: int = 0
 
     @classmethod
     def of_seal(cls, seal: Seal) -> Tally:
-        tally = cls(seal.base_offset)
-        for name in ("next_offset", "records", "batches", "first_timestamp", "max_timestamp"):
-            setattr(tally, name, getattr(seal, name))
-        tally.max_timestamp_offset = seal.max_timestamp_offset
-        return tally
+        return cls(*(getattr(seal, each.name) for each in fields(cls)))
 
     def add(self, header: BatchHeader) -> None:
         if self.batches == 0:
@@ -63,44 +60,27 @@ class Tally:
         self.records += 0 if header.is_control else header.count
         self.next_offset = header.next_offset
 
-    def seal(self, base_offset: int, files: dict[str, FileSum]) -> Seal:
-        return Seal(
-            base_offset,
-            self.next_offset,
-            self.records,
-            self.batches,
-            self.first_timestamp,
-            self.max_timestamp,
-            self.max_timestamp_offset,
-            files,
-        )
-
 
 class Sealer:
-    """Writes the seals of one partition; `attach` it before the partition is written to."""
+    """Writes the seals of one partition; made before the partition is written to."""
 
-    def __init__(self, log: PartitionLog, files: Files, end: Seal | None) -> None:
-        self._log = log
-        self._files = files
-        self._folder = log.folder
-        self._sums, self._tally = self._take_up(log.active_segment, end)
-
-    @classmethod
-    def attach(cls, log: PartitionLog, files: Files, end: Seal | None = None) -> Sealer:
+    def __init__(self, log: PartitionLog, files: Files, end: Seal | None = None) -> None:
         """Attach to the partition's hooks. Remove the seals of missing segments and of the active one (L4).
 
         `end` is the seal of the active segment, if it was removed already (`seal_of_end`).
         """
-        sealer = cls(log, files, end)
-        sealer._remove_strays()
+        self._log = log
+        self._files = files
+        self._folder = log.folder
+        self._sums, self._tally = self._take_up(log.active_segment, end)
+        self._remove_strays()
         hooks = log.hooks
-        hooks.on_append.append(sealer._appended)
-        hooks.on_roll.append(sealer._rolled)
-        hooks.on_truncate.append(sealer._truncated)
-        hooks.on_segment_added.append(sealer._added)
-        hooks.on_segment_removed.append(sealer._removed)
-        hooks.on_close.append(sealer._closed)
-        return sealer
+        hooks.on_append.append(self._appended)
+        hooks.on_roll.append(self._rolled)
+        hooks.on_truncate.append(self._truncated)
+        hooks.on_segment_added.append(self._added)
+        hooks.on_segment_removed.append(self._removed)
+        hooks.on_close.append(self._closed)
 
     # -- hooks of the partition ------------------------------------------------------------------
 
@@ -110,7 +90,7 @@ class Sealer:
 
     def _rolled(self, finished: LogSegment) -> None:
         self._write(finished.base_offset, self._sums.sum(), self._tally)
-        self._sums, self._tally = BlockSums(), Tally(self._log.active_segment.base_offset)
+        self._sums, self._tally = BlockSums(), _new_tally(self._log.active_segment.base_offset)
 
     def _truncated(self, active: LogSegment) -> None:
         self._remove(active.base_offset)
@@ -125,8 +105,6 @@ class Sealer:
 
     def _closed(self, segments: Sequence[LogSegment]) -> None:
         self._write(segments[-1].base_offset, self._sums.sum(), self._tally)
-
-    # -- internals -------------------------------------------------------------------------------
 
     def _take_up(self, active: LogSegment, end: Seal | None) -> tuple[BlockSums, Tally]:
         """Return the sums and counts of the active segment: continue from its seal, or read the segment."""
@@ -146,11 +124,7 @@ class Sealer:
         remove_seal(self._files, self._folder, base_offset)
 
     def _write(self, base_offset: int, log_sum: FileSum, tally: Tally) -> None:
-        write_seal(
-            self._files,
-            self._folder,
-            tally.seal(base_offset, _sums(self._files, self._folder, base_offset, log_sum)),
-        )
+        _write_seal(self._files, self._folder, base_offset, log_sum, tally)
 
 
 def seal_of_end(files: Files, folder: Path, base_offset: int) -> Seal | None:
@@ -180,24 +154,28 @@ def remove_seal(files: Files, folder: Path, base_offset: int) -> None:
 def seal_as_found(files: Files, folder: Path, segment: LogSegment) -> Seal:
     """Accept a segment as it is on disk: read it and write its seal."""
     sums, tally = _measure(segment, files)
-    seal = tally.seal(segment.base_offset, _sums(files, folder, segment.base_offset, sums.sum()))
-    write_seal(files, folder, seal)
-    return seal
+    return _write_seal(files, folder, segment.base_offset, sums.sum(), tally)
 
 
 def _measure(segment: LogSegment, files: Files) -> tuple[BlockSums, Tally]:
     """Compute sums and counts by reading the segment."""
     found = sum_file(files, segment.path, limit=segment.size)
-    tally = Tally(segment.base_offset)
+    tally = _new_tally(segment.base_offset)
     for _, header in segment.batches():
         tally.add(header)
     return BlockSums(found), tally
 
 
-def _sums(files: Files, folder: Path, base_offset: int, log_sum: FileSum) -> dict[str, FileSum]:
+def _new_tally(base_offset: int) -> Tally:
+    return Tally(base_offset, max_timestamp_offset=base_offset)
+
+
+def _write_seal(files: Files, folder: Path, base_offset: int, log_sum: FileSum, tally: Tally) -> Seal:
     sums = {LOG: log_sum}
     for suffix in INDEX_SUFFIXES:
         found = sum_file(files, offset_file(folder, base_offset, suffix))
         if found is not None:
             sums[suffix] = found
-    return sums
+    seal = Seal(base_offset, *astuple(tally), sums)
+    write_seal(files, folder, seal)
+    return seal

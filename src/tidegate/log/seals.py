@@ -24,7 +24,7 @@ from __future__ import annotations
 import base64
 import shlex
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,7 @@ class Seal:
         try:
             body = parse_checksummed_json(data)
             if body is None:
-                raise CorruptError(
-                    f"{path}: the seal does not match its own checksum; check the log segment with "
-                    f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
-                    path=path,
-                )
+                raise _unreadable(path, "does not match its own checksum")
             if body.get("version") != _VERSION:
                 raise CorruptError(
                     f"{path}: seal version {body.get('version')!r} is unknown, this release reads {_VERSION}",
@@ -100,11 +96,15 @@ class Seal:
             del body["version"], body["files"]
             return cls(files=files, **body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptError(
-                f"{path}: the seal has a right checksum and cannot be read; check the log segment with "
-                f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
-                path=path,
-            ) from error
+            raise _unreadable(path, "has a right checksum and cannot be read") from error
+
+
+def _unreadable(path: Path, what: str) -> CorruptError:
+    return CorruptError(
+        f"{path}: the seal {what}; check the log segment with {verify_command(path.parent)}, then accept it with "
+        f"{reseal_command(path.parent)}",
+        path=path,
+    )
 
 
 def reseal_command(folder: Path) -> str:
@@ -210,47 +210,27 @@ def mismatches(
     """Return every place where the sealed files differ from the seal; reads the files whole."""
     found: list[SealMismatch] = []
     for suffix in suffixes:
-        path = offset_file(folder, seal.base_offset, suffix)
-        expected, actual = seal.files.get(suffix), sum_file(files, path)
-        if expected is None:
-            continue
-        if actual is None:
-            found.append(SealMismatch(path, suffix, 0, expected.size, f"{path.name} is missing"))
-            continue
-        if actual.size != expected.size:
-            position = min(actual.size, expected.size)
-            found.append(
-                SealMismatch(
-                    path,
-                    suffix,
-                    position,
-                    abs(actual.size - expected.size),
-                    f"{path.name} has {actual.size} bytes, sealed with {expected.size}",
-                )
-            )
-        found += _block_mismatches(path, suffix, expected, actual)
+        path, expected = offset_file(folder, seal.base_offset, suffix), seal.files.get(suffix)
+        if expected is not None:
+            differences = _differences(path.name, expected, sum_file(files, path))
+            found += [SealMismatch(path, suffix, *difference) for difference in differences]
     return found
 
 
-def _block_mismatches(path: Path, suffix: str, expected: FileSum, actual: FileSum) -> list[SealMismatch]:
-    found = []
+def _differences(name: str, expected: FileSum, actual: FileSum | None) -> Iterator[tuple[int, int, str]]:
+    """Yield position, length and description of each difference."""
+    if actual is None:
+        yield 0, expected.size, f"{name} is missing"
+        return
     comparable = min(expected.size, actual.size)
-    for number in range(-(-comparable // BLOCK_BYTES)):
-        start = number * BLOCK_BYTES
-        whole = min(start + BLOCK_BYTES, expected.size) == min(start + BLOCK_BYTES, actual.size)
-        at = number * 4
-        if whole and expected.blocks[at : at + 4] != actual.blocks[at : at + 4]:
-            length = min(BLOCK_BYTES, expected.size - start)
-            found.append(
-                SealMismatch(
-                    path,
-                    suffix,
-                    start,
-                    length,
-                    f"{path.name}: bytes {start}–{start + length - 1} changed since sealed",
-                )
-            )
-    return found
+    if actual.size != expected.size:
+        what = f"{name} has {actual.size} bytes, sealed with {expected.size}"
+        yield comparable, abs(actual.size - expected.size), what
+    for start in range(0, comparable, BLOCK_BYTES):
+        end, at = min(start + BLOCK_BYTES, expected.size), start // BLOCK_BYTES * 4
+        is_whole = end == min(start + BLOCK_BYTES, actual.size)
+        if is_whole and expected.blocks[at : at + 4] != actual.blocks[at : at + 4]:
+            yield start, end - start, f"{name}: bytes {start}–{end - 1} changed since sealed"
 
 
 def check_seals(files: Files, folder: Path) -> list[SealMismatch]:

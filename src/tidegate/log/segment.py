@@ -1,22 +1,13 @@
-"""One log segment, a `.log` file of batches with its three indexes; and the ordered list of a partition's
-segments.
+"""One log segment, a `.log` file of batches with its three indexes; and the ordered list of a partition's segments.
 
-`LogSegment` applies Kafka's index rule, tracks the largest timestamp, and truncates, renames and removes its files.
-`segment_roll` decides when to roll; `recovery` recovers segments.
+The index rule, for a batch at file position `p`: a larger maximum timestamp is remembered with the batch's last
+offset; if more than `index.interval.bytes` were written since the last entry, then (last offset → p) enters the
+offset index and the largest timestamp so far the time index. So the first batch is never indexed.
 
-The index rule, for a batch at file position `p`: a larger maximum timestamp is remembered with the batch's
-last offset; if more than `index.interval.bytes` (strictly) were written since the last entry, then
-(last offset → p) enters the offset index and the largest timestamp so far the time index. So the first batch
-is never indexed, and a reopened segment starts counting at zero.
+An offset index entry is proved or refuted by the batch at its position. A time index, a transaction index, and the
+offset index as a bound cannot be proved that way, so `IndexTrust` compares each file with the segment's seal at its
+first use. Without a seal the batch headers are read instead; a transaction index must then be in order.
 
-An offset index entry is proved or refuted by the batch at its position. A time index (a flipped timestamp
-would skip records), a transaction index (a flipped producer id would show an aborted record) and the offset
-index as a bound cannot be proved that way, so `IndexTrust` compares each file with the segment's seal at its
-first use. Without a seal (another program's folder, or a segment that another process is writing) the time index
-and that bound are not used, and the batch headers of the segment are read instead; a transaction index must
-then be in order.
-
-Invariants:
 S1  every offset o in the segment satisfies 0 ≤ o − base offset ≤ 2147483647;
 S2  an append that fails leaves file, indexes and counters as they were;
 S3  an index position that is wrong is ignored: the file is searched from its start, and sound batches
@@ -34,6 +25,7 @@ import logging
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tidegate.clock import Clock
@@ -55,7 +47,6 @@ from tidegate.log.format.partition_files import (
     LOG,
     SEAL,
     TIME_INDEX,
-    TRANSACTION_INDEX,
     offset_file,
 )
 from tidegate.log.indexes import INT32_MAX as MAX_RELATIVE_OFFSET
@@ -69,23 +60,13 @@ from tidegate.log.indexes import (
 )
 from tidegate.log.seals import Seal, read_seal, sum_file
 from tidegate.log.topic_config import TopicConfig
-from tidegate.randomness import Randomness
+from tidegate.randomness import Randomness, SeededRandomness
 
 logger = logging.getLogger("tidegate.log")
 
 
 class IndexTrust:
     """Decides by a log segment's seal which of its index files can be trusted."""
-
-    __slots__ = (
-        "_are_transactions_sound",
-        "_base_offset",
-        "_files",
-        "_folder",
-        "_is_seal_read",
-        "_seal",
-        "_sound",
-    )
 
     def __init__(self, folder: Path, base_offset: int, *, files: Files) -> None:
         self._folder = folder
@@ -138,129 +119,6 @@ class OffsetsGoBackError(CorruptError):
     """The offsets of a log segment do not ascend. The loader catches it and acts as a broker does."""
 
 
-class SegmentIndexes:
-    """The `.index`, `.timeindex` and `.txnindex` of one `.log`."""
-
-    __slots__ = ("_folder", "is_prepared", "offsets", "times", "transactions")
-
-    def __init__(
-        self, folder: Path, base_offset: int, max_bytes: int, suffix: str, *, files: Files, read_only: bool
-    ) -> None:
-        def path(kind: str) -> Path:
-            return offset_file(folder, base_offset, kind, suffix)
-
-        self._folder = folder
-        self.offsets = OffsetIndex(path(INDEX), base_offset, max_bytes, files=files, read_only=read_only)
-        self.times = TimeIndex(path(TIME_INDEX), base_offset, max_bytes, files=files, read_only=read_only)
-        self.transactions = TransactionIndex(
-            path(TRANSACTION_INDEX), base_offset, files=files, read_only=read_only
-        )
-        self.is_prepared = False
-
-    def __iter__(self) -> Iterator[OffsetIndex | TimeIndex | TransactionIndex]:
-        yield self.offsets
-        yield self.times
-        yield self.transactions
-
-    # -- hints (I1) ------------------------------------------------------------------------------
-
-    def position_near(self, offset: int) -> int:
-        """Return the byte position from which to search for the batch that holds `offset`."""
-        try:
-            return self.offsets.lookup(offset).position
-        except CorruptError:
-            return 0
-
-    def offset_before(self, timestamp: int) -> int:
-        """Return an offset before which no record is as new as `timestamp`."""
-        try:
-            return self.times.lookup(timestamp).offset
-        except CorruptError:
-            return self.times.base_offset
-
-    def upper_bound(self, start: int, position: int, size: int) -> int | None:
-        """Return an indexed offset at least `size` bytes after `position`; None when the index ends before."""
-        try:
-            bound = self.offsets.upper_bound(OffsetPosition(start, position), size)
-        except CorruptError:
-            return None
-        return None if bound is None else bound.offset
-
-    # -- filling ---------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """Create both preallocated indexes, or grow them to full size, before the first append (S5)."""
-        self.offsets.prepare()
-        self.times.prepare()
-        self.is_prepared = True
-
-    def enter(self, last_offset: int, position: int, largest: TimestampOffset) -> None:
-        """Add an entry to both indexes, to the time index only if its timestamp is larger."""
-        self.offsets.append(last_offset, position)
-        self.times.maybe_append(largest.timestamp, largest.offset)
-
-    def enter_again(self, last_offset: int, position: int, largest: TimestampOffset) -> None:
-        """Like `enter`, for a rebuild: a full index stays as it is, because a sparser index is still correct.
-
-        Raise `OffsetsGoBackError` when the log's offsets do not ascend.
-        """
-        if self.offsets.entries and last_offset <= self.offsets.last_offset:
-            raise OffsetsGoBackError(
-                f"{self.offsets.path}: offset {last_offset} comes after {self.offsets.last_offset} in the log",
-                path=self.offsets.path,
-                offset=last_offset,
-            )
-        if not self.offsets.is_full:
-            self.offsets.append(last_offset, position)
-        if not self.times.is_full:
-            self.times.maybe_append(largest.timestamp, largest.offset)
-
-    def grow(self, max_bytes: int) -> None:
-        """Make room for more entries under a new limit."""
-        self.offsets.max_bytes = self.times.max_bytes = max_bytes
-        self.prepare()
-
-    def reset(self) -> None:
-        """Drop all entries; recovery adds them again."""
-        for index in self:
-            index.reset()
-        self.is_prepared = True
-
-    def truncate_to(self, offset: int) -> None:
-        """Drop entries at or after `offset`, and make room for new ones."""
-        for index in self:
-            index.truncate_to(offset)
-        self.prepare()
-
-    def finish(self, largest: TimestampOffset) -> None:
-        """Add the final time-index entry, for which a slot was kept, and trim the files."""
-        self.times.maybe_append(largest.timestamp, largest.offset, skip_full_check=True)
-        self.offsets.trim()
-        self.times.trim()
-        self.transactions.settle()
-        self.is_prepared = False
-
-    # -- files -----------------------------------------------------------------------------------
-
-    def sync(self) -> None:
-        for index in self:
-            index.sync()
-
-    def release(self) -> None:
-        """Close descriptors without changing the files."""
-        for index in self:
-            index.release()
-
-    def change_suffix(self, base_offset: int, suffix: str) -> None:
-        """Rename the files that exist."""
-        for index, kind in zip(self, INDEX_SUFFIXES, strict=True):
-            index.rename_to(offset_file(self._folder, base_offset, kind, suffix))
-
-    def delete(self) -> None:
-        for index in self:
-            index.delete()
-
-
 class LogSegment:
     """Files `<base>.log/.index/.timeindex/.txnindex` of one folder; the constructor does not access the disk.
 
@@ -291,9 +149,15 @@ class LogSegment:
         self._files = files
         self._guard = threading.Lock()
         self._log = BatchFile(offset_file(folder, base_offset, LOG, suffix), files=files)
-        self._indexes = SegmentIndexes(
-            folder, base_offset, config.segment_index_bytes, suffix, files=files, read_only=read_only
+        offsets, times, transactions = (
+            offset_file(folder, base_offset, kind, suffix) for kind in INDEX_SUFFIXES
         )
+        limit = config.segment_index_bytes
+        self.offsets = OffsetIndex(offsets, base_offset, limit, files=files, read_only=read_only)
+        self.times = TimeIndex(times, base_offset, limit, files=files, read_only=read_only)
+        self.transactions = TransactionIndex(transactions, base_offset, files=files, read_only=read_only)
+        self._indexes = (self.offsets, self.times, self.transactions)
+        self._are_indexes_prepared = False
         self._trust = IndexTrust(folder, base_offset, files=files)
         self._since_entry = 0
         self._first_timestamp: int | None = None
@@ -323,25 +187,21 @@ class LogSegment:
         return self._log.mtime_ms
 
     @property
-    def indexes(self) -> SegmentIndexes:
-        return self._indexes
-
-    @property
     def is_offset_index_full(self) -> bool:
-        return self._indexes.offsets.is_full
+        return self.offsets.is_full
 
     @property
     def is_time_index_full(self) -> bool:
-        return self._indexes.times.is_full
+        return self.times.is_full
 
     @property
     def offset_index_bytes(self) -> int:
         """Bytes in use, without preallocated ones."""
-        return self._indexes.offsets.size_bytes
+        return self.offsets.size_bytes
 
     @property
     def time_index_bytes(self) -> int:
-        return self._indexes.times.size_bytes
+        return self.times.size_bytes
 
     @property
     def largest(self) -> TimestampOffset:
@@ -351,7 +211,7 @@ class LogSegment:
                 self._largest = TimestampOffset(seal.max_timestamp, seal.max_timestamp_offset)
             else:
                 with self._guard:
-                    self._largest = self._indexes.times.last_entry
+                    self._largest = self.times.last_entry
         return self._largest
 
     @property
@@ -375,7 +235,7 @@ class LogSegment:
             return seal.max_timestamp < timestamp
         try:
             with self._guard:
-                entry = self._indexes.times.last_entry
+                entry = self.times.last_entry
             if not 0 <= entry.timestamp < timestamp:
                 return False
             file, hint = self.open_near(entry.offset)
@@ -423,7 +283,14 @@ class LogSegment:
     def open_near(self, offset: int) -> tuple[File, int]:
         """Return a descriptor of the `.log` and the position from which to search for `offset` (S3)."""
         with self._guard:
-            return self._log.reader(), self._indexes.position_near(offset)
+            return self._log.reader(), self._position_near(offset)
+
+    def _position_near(self, offset: int) -> int:
+        """Return the byte position from which to search for the batch that holds `offset`."""
+        try:
+            return self.offsets.lookup(offset).position
+        except CorruptError:
+            return 0
 
     def open_before(self, timestamp: int, from_offset: int) -> tuple[File, int, int]:
         """Return a descriptor, and position and offset from which to search for records at or after
@@ -431,9 +298,10 @@ class LogSegment:
         """
         from_offset = max(from_offset, self.base_offset)
         with self._guard:
-            if self._believes(self._indexes.times):
-                from_offset = max(from_offset, self._indexes.offset_before(timestamp))
-            file, hint = self._log.reader(), self._indexes.position_near(from_offset)
+            if self._believes(self.times):
+                with suppress(CorruptError):  # the index is only a hint (S3)
+                    from_offset = max(from_offset, self.times.lookup(timestamp).offset)
+            file, hint = self._log.reader(), self._position_near(from_offset)
         try:
             place = self.locate_in(file, hint, from_offset, self.size)
         except BaseException:
@@ -443,7 +311,7 @@ class LogSegment:
 
     def _believes(self, index: OffsetIndex | TimeIndex) -> bool:
         """Return whether an index may be used where the log cannot confirm its entries."""
-        return self._indexes.is_prepared or self._trust.is_sound(index, self.size)
+        return self._are_indexes_prepared or self._trust.is_sound(index, self.size)
 
     def locate(self, offset: int, end: int | None = None) -> BatchPlace | None:
         """Return the first batch below byte `end` whose last offset is ≥ `offset`."""
@@ -472,7 +340,7 @@ class LogSegment:
     def read_next_offset(self) -> int:
         """Return the offset after the last batch; the base offset when there is none. Reads only the tail."""
         end, next_offset = self.size, self.base_offset
-        last = self._indexes.offsets.last_offset
+        last = self.offsets.last_offset
         file, hint = self.open_near(last)
         with file:
             place = self.locate_in(file, hint, last, end)
@@ -483,18 +351,18 @@ class LogSegment:
 
     def upper_bound(self, start: int, position: int, size: int) -> int | None:
         """Return an indexed offset at least `size` bytes after `position`; None when the index ends before."""
-        with self._guard:
-            if not self._believes(self._indexes.offsets):
-                return None
-            return self._indexes.upper_bound(start, position, size)
+        with self._guard, suppress(CorruptError):
+            if self._believes(self.offsets):
+                bound = self.offsets.upper_bound(OffsetPosition(start, position), size)
+                return None if bound is None else bound.offset
+        return None
 
     def collect_aborted(self, start: int, upper: int) -> tuple[list[AbortedTxn], bool]:
         """Return the aborted transactions ended here that overlap [start, upper), and if no later segment has any."""
         with self._guard:
-            if not self._indexes.is_prepared:
-                self._trust.require_sound(self._indexes.transactions, self.size)
-            found = self._indexes.transactions.collect_aborted(start, upper)
-        return found.aborted, found.complete
+            if not self._are_indexes_prepared:
+                self._trust.require_sound(self.transactions, self.size)
+            return self.transactions.collect_aborted(start, upper)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -506,7 +374,8 @@ class LogSegment:
         if self._since_entry > self.index_interval_bytes:
             try:
                 with self._guard:
-                    self._indexes.enter(header.last_offset, position, largest)
+                    self.offsets.append(header.last_offset, position)
+                    self.times.maybe_append(largest.timestamp, largest.offset)
             except BaseException:
                 self._take_back(position, header.last_offset)
                 raise
@@ -527,47 +396,69 @@ class LogSegment:
                 f"offset {last_offset} does not fit {self.path}, whose offsets are {self.base_offset} to "
                 f"{self.base_offset + MAX_RELATIVE_OFFSET}; roll a new log segment first"
             )
-        if not self._indexes.is_prepared:
+        if not self._are_indexes_prepared:
             with self._guard:
-                self._indexes.prepare()
+                self._prepare_indexes()
+
+    def _prepare_indexes(self) -> None:
+        """Create both preallocated indexes, or grow them to full size, before the first append (S5)."""
+        self.offsets.prepare()
+        self.times.prepare()
+        self._are_indexes_prepared = True
 
     def _take_back(self, position: int, last_offset: int) -> None:
         """Undo an append whose index entries could not be written."""
         self._log.cut_back(position)
         with self._guard:
-            self._indexes.offsets.truncate_to(last_offset)
-            self._indexes.times.truncate_to(last_offset)
+            self.offsets.truncate_to(last_offset)
+            self.times.truncate_to(last_offset)
 
     def add_aborted(self, transaction: AbortedTxn) -> None:
         with self._guard:
-            self._indexes.transactions.append(transaction)
+            self.transactions.append(transaction)
 
     def drop_aborted(self, offset: int) -> None:
         """Drop aborted transactions whose marker is at or after `offset`."""
         with self._guard:
-            self._indexes.transactions.truncate_to(offset)
+            self.transactions.truncate_to(offset)
 
     def grow_indexes(self, max_bytes: int) -> None:
         """Make room for more index entries, for a segment that becomes active again."""
         with self._guard:
-            self._indexes.grow(max_bytes)
+            self.offsets.max_bytes = self.times.max_bytes = max_bytes
+            self._prepare_indexes()
 
     # -- recovery and truncation -----------------------------------------------------------------
 
     def reset_indexes(self) -> None:
         """Empty all three indexes; `reindex` adds entries again."""
         with self._guard:
-            self._indexes.reset()
+            for index in self._indexes:
+                index.reset()
+            self._are_indexes_prepared = True
         self._largest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
         self._first_timestamp = None
         self._since_entry = 0
 
     def reindex(self, header: BatchHeader, position: int) -> None:
-        """Apply the index rule to a batch in the file; call in ascending order after `reset_indexes`."""
+        """Apply the index rule to a batch in the file; call in ascending order after `reset_indexes`.
+
+        A full index stays as it is, because a sparser one is still correct. `OffsetsGoBackError` when offsets do
+        not ascend.
+        """
         self._largest = self._largest_with(header.max_timestamp, header.last_offset)
         if self._since_entry > self.index_interval_bytes:
             with self._guard:
-                self._indexes.enter_again(header.last_offset, position, self._largest)
+                if self.offsets.entries and header.last_offset <= self.offsets.last_offset:
+                    raise OffsetsGoBackError(
+                        f"{self.path}: offset {header.last_offset} comes after {self.offsets.last_offset}",
+                        path=self.path,
+                        offset=header.last_offset,
+                    )
+                if not self.offsets.is_full:
+                    self.offsets.append(header.last_offset, position)
+                if not self.times.is_full:
+                    self.times.maybe_append(self._largest.timestamp, self._largest.offset)
             self._since_entry = 0
         self._since_entry += header.size
 
@@ -575,7 +466,9 @@ class LogSegment:
         """Remove every batch whose last offset is ≥ `offset`; return the number of bytes removed."""
         place = self.locate(offset)
         with self._guard:
-            self._indexes.truncate_to(offset)
+            for index in self._indexes:
+                index.truncate_to(offset)
+            self._prepare_indexes()
         removed = 0 if place is None else self.cut_file(place.position)
         if self.size == 0:
             self.created_ms = self._clock.now_ms()
@@ -594,8 +487,8 @@ class LogSegment:
     def _read_largest(self) -> TimestampOffset:
         """Return the largest timestamp from the time index's last entry and the batches after it."""
         with self._guard:
-            largest = self._indexes.times.last_entry
-            start = self._indexes.position_near(largest.offset)
+            largest = self.times.last_entry
+            start = self._position_near(largest.offset)
         for _, header in self.batches(start):
             if header.max_timestamp > largest.timestamp:
                 largest = TimestampOffset(header.max_timestamp, header.last_offset)
@@ -612,7 +505,12 @@ class LogSegment:
         largest = self.largest
         self._since_entry = 0
         with self._guard:
-            self._indexes.finish(largest)
+            # A slot of the time index was kept for this entry.
+            self.times.maybe_append(largest.timestamp, largest.offset, skip_full_check=True)
+            self.offsets.trim()
+            self.times.trim()
+            self.transactions.settle()
+            self._are_indexes_prepared = False
         self._log.trim()
         self.close()
 
@@ -623,13 +521,15 @@ class LogSegment:
     def sync(self) -> None:
         """Sync all files of the segment."""
         self._log.sync()
-        self._indexes.sync()
+        for index in self._indexes:
+            index.sync()
 
     def close(self) -> None:
         """Close descriptors without changing the files (S4)."""
         self._log.close()
         with self._guard:
-            self._indexes.release()
+            for index in self._indexes:
+                index.release()
 
     def change_suffix(self, suffix: str) -> None:
         """Rename all files, for example to `.deleted`.
@@ -643,7 +543,8 @@ class LogSegment:
             if self._files.exists(seal):
                 self._files.rename(seal, offset_file(self.folder, self.base_offset, SEAL, suffix))
             self._log.rename_to(offset_file(self.folder, self.base_offset, LOG, suffix))
-            self._indexes.change_suffix(self.base_offset, suffix)
+            for index, kind in zip(self._indexes, INDEX_SUFFIXES, strict=True):
+                index.rename_to(offset_file(self.folder, self.base_offset, kind, suffix))
             self.suffix = suffix
 
     def delete(self) -> None:
@@ -651,7 +552,8 @@ class LogSegment:
         self._files.unlink(offset_file(self.folder, self.base_offset, SEAL, self.suffix), missing_ok=True)
         self._log.delete()
         with self._guard:
-            self._indexes.delete()
+            for index in self._indexes:
+                index.delete()
 
     def set_mtime_ms(self, mtime_ms: int) -> None:
         """Set the files' mtime to that of their source: retention uses it for batches without timestamps."""
@@ -659,6 +561,18 @@ class LogSegment:
             path = offset_file(self.folder, self.base_offset, kind, self.suffix)
             if self._files.exists(path):
                 self._files.set_mtime_ms(path, mtime_ms)
+
+
+_UNUSED_CHANCE = SeededRandomness(0)  # for the roll jitter of segments that are never rolled
+
+
+def read_only_segment(
+    folder: Path, base_offset: int, config: TopicConfig, *, files: Files, clock: Clock
+) -> LogSegment:
+    """Return a log segment that another process may be writing; nothing of it is changed."""
+    return LogSegment(
+        folder, base_offset, config, files=files, clock=clock, randomness=_UNUSED_CHANCE, read_only=True
+    )
 
 
 class SegmentList:

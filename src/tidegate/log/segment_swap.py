@@ -1,19 +1,13 @@
-"""Remove, replace and split log segments of a partition by renames, so that a crash at any point can be finished
-or undone.
+"""Remove, replace and split log segments of a partition by renames, so that a crash can be finished or undone.
 
 Removing: files and the producer snapshot of the same base are renamed `*.deleted` at once and unlinked after
-`file.delete.delay.ms`, so that a reader with an open file is not disturbed. What remains is unlinked when the
-log is next opened.
+`file.delete.delay.ms`. Replacing: new segments are written as `*.cleaned` and synced, renamed `*.swap` in descending
+order of base, the old ones are removed, the new ones get their final names, the folder is synced. At start-up
+(`finish_interrupted_work`), as in a Kafka 3.9 broker, a swap whose `.cleaned` files are not all `.swap` yet is undone;
+one with all `.swap` names is completed, seals of replaced segments first.
 
-Replacing: new segments are written as `*.cleaned` and synced. They are renamed `*.swap` in descending order
-of base, the old ones are removed, the new ones get their final names, the folder is synced. At start-up
-(`finish_interrupted_work`), as in a Kafka 3.9 broker, `*.deleted` and `*.tmp` are unlinked; a swap whose
-`.cleaned` files are not all `.swap` yet is undone; one with all `.swap` names is completed: the replaced
-segments are removed, their seals first, and the `.swap` files get their final names.
-
-Splitting: a segment whose offsets do not fit its indexes is split. Very old brokers could write one (and a damaged
-base offset, which no checksum covers, looks like one). Every batch stays, in order; each new segment begins
-with the batch that did not fit the one before.
+Splitting: a segment whose offsets do not fit its indexes (of a very old broker) is split. Every batch stays, in
+order; each new segment begins with the batch that did not fit the one before.
 
 Thread rule: called under the partition's lock, or while the log is loaded.
 """
@@ -108,7 +102,7 @@ class Retirement:
                 if segment.suffix != DELETED:
                     segment.change_suffix(DELETED)
                 if not keep_snapshots:
-                    snapshot = self._producers.mark_snapshot_deleted(segment.base_offset)
+                    snapshot = self._producers.snapshots.mark_deleted(segment.base_offset)
                     if snapshot is not None:
                         leftovers.append(snapshot)
             except TidegateError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -24,86 +24,6 @@ _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
 _DAY_MS = 86_400_000
 
-TOPIC_SETTINGS = Settings(
-    [
-        Setting("segment.bytes", Kind.INT, 1 << 30, "log segment size that forces a roll", 14),
-        Setting("segment.ms", Kind.LONG, 7 * _DAY_MS, "log segment age that forces a roll", 1),
-        Setting("segment.jitter.ms", Kind.LONG, 0, "largest random head start of a timed roll", 0),
-        Setting("segment.index.bytes", Kind.INT, 10 << 20, "size of an index; a full one forces a roll", 4),
-        Setting("index.interval.bytes", Kind.INT, 4096, "bytes between two index entries", 0),
-        Setting("retention.ms", Kind.LONG, 7 * _DAY_MS, "age at which records may go; -1 never", -1),
-        Setting("retention.bytes", Kind.LONG, -1, "partition size above which old records go; -1 none"),
-        Setting("file.delete.delay.ms", Kind.LONG, 60_000, "wait before a deleted file leaves the disk", 0),
-        Setting(
-            "cleanup.policy",
-            Kind.LIST,
-            frozenset({"delete"}),
-            "what happens to old log segments",
-            choices=("compact", "delete"),
-        ),
-        Setting("delete.retention.ms", Kind.LONG, _DAY_MS, "how long tombstones outlive compaction", 0),
-        Setting("min.compaction.lag.ms", Kind.LONG, 0, "age before a record may be compacted", 0),
-        Setting("max.compaction.lag.ms", Kind.LONG, LONG_MAX, "age at which compaction must happen", 1),
-        Setting("min.cleanable.dirty.ratio", Kind.DOUBLE, 0.5, "uncleaned share that starts a pass", 0, 1),
-        Setting("max.message.bytes", Kind.INT, 1_048_588, "largest record batch", 0),
-        Setting("flush.messages", Kind.LONG, LONG_MAX, "records after which a sync is forced", 1),
-        Setting("flush.ms", Kind.LONG, LONG_MAX, "time after which a sync is forced", 0),
-        Setting(
-            "compression.type",
-            Kind.WORD,
-            "producer",
-            "codec on disk; producer keeps what was sent",
-            choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
-        ),
-        Setting("compression.gzip.level", Kind.INT, -1, "gzip level: -1 (default) or 1 to 9", -1, 9),
-        Setting("compression.lz4.level", Kind.INT, 9, "lz4 level", 1, 17),
-        Setting("compression.zstd.level", Kind.INT, 3, "zstd level", -131072, 22),
-        Setting(
-            "message.timestamp.type",
-            Kind.WORD,
-            "CreateTime",
-            "whose time a record carries",
-            choices=("CreateTime", "LogAppendTime"),
-        ),
-        Setting(
-            "message.timestamp.before.max.ms",
-            Kind.LONG,
-            LONG_MAX,
-            "how far a timestamp may lie in the past",
-            0,
-        ),
-        Setting(
-            "message.timestamp.after.max.ms",
-            Kind.LONG,
-            LONG_MAX,
-            "how far a timestamp may lie in the future",
-            0,
-        ),
-        Setting(
-            "message.timestamp.difference.max.ms",
-            Kind.LONG,
-            LONG_MAX,
-            "both of the two above, where they are not set (deprecated)",
-            0,
-        ),
-        Setting(
-            "message.format.version",
-            Kind.WORD,
-            "3.0-IV1",
-            "record format (deprecated); kept, not used: always 2",
-        ),
-        Setting("message.downconversion.enable", Kind.BOOLEAN, True, "for old clients; kept, not used"),
-        Setting("preallocate", Kind.BOOLEAN, False, "give a new log segment its full size at once"),
-        Setting("min.insync.replicas", Kind.INT, 1, "a cluster's; kept, not used", 1),
-        Setting("unclean.leader.election.enable", Kind.BOOLEAN, False, "a cluster's choice; kept, not used"),
-        Setting("leader.replication.throttled.replicas", Kind.WORD, "", "a cluster's; kept, not used"),
-        Setting("follower.replication.throttled.replicas", Kind.WORD, "", "a cluster's; kept, not used"),
-        Setting("remote.storage.enable", Kind.BOOLEAN, False, "tiered storage; not offered here"),
-        Setting("local.retention.ms", Kind.LONG, -2, "tiered storage's local share; kept, not used", -2),
-        Setting("local.retention.bytes", Kind.LONG, -2, "tiered storage's local share; kept, not used", -2),
-    ],
-    noun="topic setting",
-)
 
 # Topic key → broker keys in order of priority, each with the factor that brings its unit to milliseconds.
 SYNONYMS: dict[str, tuple[tuple[str, int], ...]] = {
@@ -144,34 +64,6 @@ SYNONYMS: dict[str, tuple[tuple[str, int], ...]] = {
     "local.retention.bytes": (("log.local.retention.bytes", 1),),
 }
 
-BROKER_ONLY_SETTINGS = Settings(
-    [
-        Setting("log.retention.check.interval.ms", Kind.LONG, 300_000, "time between retention checks", 1),
-        Setting("log.initial.task.delay.ms", Kind.LONG, 30_000, "wait before the first check", 0),
-        Setting("log.flush.offset.checkpoint.interval.ms", Kind.INT, 60_000, "recovery points written", 0),
-        Setting("log.flush.start.offset.checkpoint.interval.ms", Kind.INT, 60_000, "log starts written", 0),
-        Setting("replica.high.watermark.checkpoint.interval.ms", Kind.LONG, 5000, "high watermarks written"),
-        Setting("num.recovery.threads.per.data.dir", Kind.INT, 1, "a broker's; kept, not used", 1),
-        Setting(
-            "log.cleaner.enable", Kind.BOOLEAN, True, "whether compacted topics are compacted and aged at all"
-        ),
-        Setting("log.cleaner.threads", Kind.INT, 1, "divides the memory; one compaction at a time", 0),
-        Setting("log.cleaner.dedupe.buffer.size", Kind.LONG, 134_217_728, "memory of the key map"),
-        Setting("log.cleaner.io.buffer.load.factor", Kind.DOUBLE, 0.9, "how full the key map may be"),
-        Setting("log.cleaner.io.buffer.size", Kind.INT, 524_288, "read and write buffers of compaction", 0),
-        Setting(
-            "log.cleaner.io.max.bytes.per.second",
-            Kind.DOUBLE,
-            1.7976931348623157e308,
-            "compaction's read and write rate",
-        ),
-        Setting("log.cleaner.backoff.ms", Kind.LONG, 15_000, "pause when there is nothing to compact", 0),
-        Setting("producer.id.expiration.ms", Kind.INT, _DAY_MS, "idle time that forgets a producer", 1),
-        Setting("producer.id.expiration.check.interval.ms", Kind.INT, 600_000, "time between such checks", 1),
-        Setting("transaction.max.timeout.ms", Kind.INT, 900_000, "longest transaction; kept, not used", 1),
-    ],
-    noun="broker setting",
-)
 
 # Broker storage settings that do not apply to an embedded log; ignored without a warning.
 IGNORED_BROKER_KEYS = frozenset(
@@ -184,26 +76,6 @@ IGNORED_BROKER_KEYS = frozenset(
 
 NOT_USED = "kept, not used"
 """In the summary of a setting that Kafka has and that does nothing here."""
-
-
-def _broker_twins() -> list[Setting]:
-    """Return the broker-level setting of every topic setting: same type, the broker's own range where it differs."""
-    twins = []
-    for topic_key, pairs in SYNONYMS.items():
-        setting = TOPIC_SETTINGS[topic_key]
-        for key, factor in pairs:
-            kind, low, high = setting.kind, setting.minimum, setting.maximum
-            if factor != 1:
-                kind, high = Kind.INT, INT_MAX
-            if topic_key == "retention.ms":
-                low = None  # any negative number means never; zero is refused by `BrokerConfig`
-            elif key == "log.roll.hours":
-                low = 1
-            twins.append(Setting(key, kind, setting.default, setting.summary, low, high, setting.choices))
-    return twins
-
-
-BROKER_SETTINGS = Settings([*_broker_twins(), *BROKER_ONLY_SETTINGS], noun="broker setting")
 
 
 def is_used(setting: Setting) -> bool:
@@ -244,26 +116,42 @@ class Origin(NamedTuple):
     key: str
 
 
+def _setting(
+    kind: Kind,
+    default: SettingValue,
+    summary: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declare a setting; its name is the field's, with dots for underscores."""
+    return field(default=default, metadata={"setting": (kind, default, summary, minimum, maximum, choices)})
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """The settings of a whole log folder. `topic_defaults` holds those that topics inherit, by broker key."""
 
-    log_retention_check_interval_ms: int = 300_000
-    log_initial_task_delay_ms: int = 30_000
-    log_flush_offset_checkpoint_interval_ms: int = 60_000
-    log_flush_start_offset_checkpoint_interval_ms: int = 60_000
-    replica_high_watermark_checkpoint_interval_ms: int = 5000
-    num_recovery_threads_per_data_dir: int = 1
-    log_cleaner_enable: bool = True
-    log_cleaner_threads: int = 1
-    log_cleaner_dedupe_buffer_size: int = 134_217_728
-    log_cleaner_io_buffer_load_factor: float = 0.9
-    log_cleaner_io_buffer_size: int = 524_288
-    log_cleaner_io_max_bytes_per_second: float = 1.7976931348623157e308
-    log_cleaner_backoff_ms: int = 15_000
-    producer_id_expiration_ms: int = 86_400_000
-    producer_id_expiration_check_interval_ms: int = 600_000
-    transaction_max_timeout_ms: int = 900_000
+    log_retention_check_interval_ms: int = _setting(Kind.LONG, 300_000, "time between retention checks", 1)
+    log_initial_task_delay_ms: int = _setting(Kind.LONG, 30_000, "wait before the first check", 0)
+    log_flush_offset_checkpoint_interval_ms: int = _setting(Kind.INT, 60_000, "recovery points written", 0)
+    log_flush_start_offset_checkpoint_interval_ms: int = _setting(Kind.INT, 60_000, "log starts written", 0)
+    replica_high_watermark_checkpoint_interval_ms: int = _setting(Kind.LONG, 5000, "high watermarks written")
+    num_recovery_threads_per_data_dir: int = _setting(Kind.INT, 1, "a broker's; kept, not used", 1)
+    log_cleaner_enable: bool = _setting(
+        Kind.BOOLEAN, True, "whether compacted topics are compacted and aged at all"
+    )
+    log_cleaner_threads: int = _setting(Kind.INT, 1, "divides the memory; one compaction at a time", 0)
+    log_cleaner_dedupe_buffer_size: int = _setting(Kind.LONG, 134_217_728, "memory of the key map")
+    log_cleaner_io_buffer_load_factor: float = _setting(Kind.DOUBLE, 0.9, "how full the key map may be")
+    log_cleaner_io_buffer_size: int = _setting(Kind.INT, 524_288, "read and write buffers of compaction", 0)
+    log_cleaner_io_max_bytes_per_second: float = _setting(
+        Kind.DOUBLE, 1.7976931348623157e308, "compaction's read and write rate"
+    )
+    log_cleaner_backoff_ms: int = _setting(Kind.LONG, 15_000, "pause when there is nothing to compact", 0)
+    producer_id_expiration_ms: int = _setting(Kind.INT, _DAY_MS, "idle time that forgets a producer", 1)
+    producer_id_expiration_check_interval_ms: int = _setting(Kind.INT, 600_000, "time between such checks", 1)
+    transaction_max_timeout_ms: int = _setting(Kind.INT, 900_000, "longest transaction; kept, not used", 1)
     topic_defaults: Mapping[str, SettingValue] = field(default_factory=dict)
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     ignored: tuple[str, ...] = field(default=(), compare=False)
@@ -273,6 +161,12 @@ class BrokerConfig:
             object.__setattr__(self, _field(setting.name), setting.parse(getattr(self, _field(setting.name))))
         for topic_key in SYNONYMS:
             _inherited(topic_key, self.topic_defaults)
+
+    def altered(self, changes: Mapping[str, Any]) -> BrokerConfig:
+        """Return a copy with some settings changed, by their keys in `server.properties`."""
+        asked = BrokerConfig.of(changes)
+        own = {_field(key): getattr(asked, _field(key)) for key in changes if key in BROKER_ONLY_SETTINGS}
+        return replace(self, **own, topic_defaults={**self.topic_defaults, **asked.topic_defaults})
 
     @classmethod
     def of(cls, typed: Mapping[str, Any]) -> BrokerConfig:
@@ -325,40 +219,57 @@ class BrokerConfig:
 class TopicConfig:
     """The effective settings of one topic. `TopicConfig()` has all defaults; `of` reads dotted names."""
 
-    segment_bytes: int = 1 << 30
-    segment_ms: int = 604_800_000
-    segment_jitter_ms: int = 0
-    segment_index_bytes: int = 10 << 20
-    index_interval_bytes: int = 4096
-    retention_ms: int = 604_800_000
-    retention_bytes: int = -1
-    file_delete_delay_ms: int = 60_000
-    cleanup_policy: frozenset[str] = frozenset({"delete"})
-    delete_retention_ms: int = 86_400_000
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = LONG_MAX
-    min_cleanable_dirty_ratio: float = 0.5
-    max_message_bytes: int = 1_048_588
-    flush_messages: int = LONG_MAX
-    flush_ms: int = LONG_MAX
-    compression_type: str = "producer"
-    compression_gzip_level: int = -1
-    compression_lz4_level: int = 9
-    compression_zstd_level: int = 3
-    message_timestamp_type: str = "CreateTime"
-    message_timestamp_before_max_ms: int = LONG_MAX
-    message_timestamp_after_max_ms: int = LONG_MAX
-    message_timestamp_difference_max_ms: int = LONG_MAX
-    message_format_version: str = "3.0-IV1"
-    message_downconversion_enable: bool = True
-    preallocate: bool = False
-    min_insync_replicas: int = 1
-    unclean_leader_election_enable: bool = False
-    leader_replication_throttled_replicas: str = ""
-    follower_replication_throttled_replicas: str = ""
-    remote_storage_enable: bool = False
-    local_retention_ms: int = -2
-    local_retention_bytes: int = -2
+    segment_bytes: int = _setting(Kind.INT, 1 << 30, "log segment size that forces a roll", 14)
+    segment_ms: int = _setting(Kind.LONG, 7 * _DAY_MS, "log segment age that forces a roll", 1)
+    segment_jitter_ms: int = _setting(Kind.LONG, 0, "largest random head start of a timed roll", 0)
+    segment_index_bytes: int = _setting(Kind.INT, 10 << 20, "size of an index; a full one forces a roll", 4)
+    index_interval_bytes: int = _setting(Kind.INT, 4096, "bytes between two index entries", 0)
+    retention_ms: int = _setting(Kind.LONG, 7 * _DAY_MS, "age at which records may go; -1 never", -1)
+    retention_bytes: int = _setting(Kind.LONG, -1, "partition size above which old records go; -1 none")
+    file_delete_delay_ms: int = _setting(Kind.LONG, 60_000, "wait before a deleted file leaves the disk", 0)
+    cleanup_policy: frozenset[str] = _setting(
+        Kind.LIST, frozenset({"delete"}), "what happens to old log segments", choices=("compact", "delete")
+    )
+    delete_retention_ms: int = _setting(Kind.LONG, _DAY_MS, "how long tombstones outlive compaction", 0)
+    min_compaction_lag_ms: int = _setting(Kind.LONG, 0, "age before a record may be compacted", 0)
+    max_compaction_lag_ms: int = _setting(Kind.LONG, LONG_MAX, "age at which compaction must happen", 1)
+    min_cleanable_dirty_ratio: float = _setting(Kind.DOUBLE, 0.5, "uncleaned share that starts a pass", 0, 1)
+    max_message_bytes: int = _setting(Kind.INT, 1_048_588, "largest record batch", 0)
+    flush_messages: int = _setting(Kind.LONG, LONG_MAX, "records after which a sync is forced", 1)
+    flush_ms: int = _setting(Kind.LONG, LONG_MAX, "time after which a sync is forced", 0)
+    compression_type: str = _setting(
+        Kind.WORD,
+        "producer",
+        "codec on disk; producer keeps what was sent",
+        choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+    )
+    compression_gzip_level: int = _setting(Kind.INT, -1, "gzip level: -1 (default) or 1 to 9", -1, 9)
+    compression_lz4_level: int = _setting(Kind.INT, 9, "lz4 level", 1, 17)
+    compression_zstd_level: int = _setting(Kind.INT, 3, "zstd level", -131072, 22)
+    message_timestamp_type: str = _setting(
+        Kind.WORD, "CreateTime", "whose time a record carries", choices=("CreateTime", "LogAppendTime")
+    )
+    message_timestamp_before_max_ms: int = _setting(
+        Kind.LONG, LONG_MAX, "how far a timestamp may lie in the past", 0
+    )
+    message_timestamp_after_max_ms: int = _setting(
+        Kind.LONG, LONG_MAX, "how far a timestamp may lie in the future", 0
+    )
+    message_timestamp_difference_max_ms: int = _setting(
+        Kind.LONG, LONG_MAX, "both of the two above, where they are not set (deprecated)", 0
+    )
+    message_format_version: str = _setting(
+        Kind.WORD, "3.0-IV1", "record format (deprecated); kept, not used: always 2"
+    )
+    message_downconversion_enable: bool = _setting(Kind.BOOLEAN, True, "for old clients; kept, not used")
+    preallocate: bool = _setting(Kind.BOOLEAN, False, "give a new log segment its full size at once")
+    min_insync_replicas: int = _setting(Kind.INT, 1, "a cluster's; kept, not used", 1)
+    unclean_leader_election_enable: bool = _setting(Kind.BOOLEAN, False, "a cluster's choice; kept, not used")
+    leader_replication_throttled_replicas: str = _setting(Kind.WORD, "", "a cluster's; kept, not used")
+    follower_replication_throttled_replicas: str = _setting(Kind.WORD, "", "a cluster's; kept, not used")
+    remote_storage_enable: bool = _setting(Kind.BOOLEAN, False, "tiered storage; not offered here")
+    local_retention_ms: int = _setting(Kind.LONG, -2, "tiered storage's local share; kept, not used", -2)
+    local_retention_bytes: int = _setting(Kind.LONG, -2, "tiered storage's local share; kept, not used", -2)
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -506,7 +417,36 @@ def _inherited(topic_key: str, broker_values: Mapping[str, SettingValue]) -> tup
     return None
 
 
-def _fields_match_settings() -> bool:
-    """Return whether the two tables have the same settings (checked by a test)."""
-    own = {name.name for name in fields(TopicConfig)} - {"origins"}
-    return own == {_field(setting.name) for setting in TOPIC_SETTINGS}
+def _settings_of(config: type, noun: str) -> Settings:
+    return Settings(
+        [
+            Setting(each.name.replace("_", "."), *each.metadata["setting"])
+            for each in fields(config)
+            if each.metadata
+        ],
+        noun=noun,
+    )
+
+
+TOPIC_SETTINGS = _settings_of(TopicConfig, "topic setting")
+BROKER_ONLY_SETTINGS = _settings_of(BrokerConfig, "broker setting")
+
+
+def _broker_twins() -> list[Setting]:
+    """Return the broker-level setting of every topic setting: same type, the broker's own range where it differs."""
+    twins = []
+    for topic_key, pairs in SYNONYMS.items():
+        setting = TOPIC_SETTINGS[topic_key]
+        for key, factor in pairs:
+            kind, low, high = setting.kind, setting.minimum, setting.maximum
+            if factor != 1:
+                kind, high = Kind.INT, INT_MAX
+            if topic_key == "retention.ms":
+                low = None  # any negative number means never; zero is refused by `BrokerConfig`
+            elif key == "log.roll.hours":
+                low = 1
+            twins.append(Setting(key, kind, setting.default, setting.summary, low, high, setting.choices))
+    return twins
+
+
+BROKER_SETTINGS = Settings([*_broker_twins(), *BROKER_ONLY_SETTINGS], noun="broker setting")

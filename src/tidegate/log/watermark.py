@@ -1,8 +1,6 @@
 """How far readers in other processes may read: `<partition>/tidegate.watermark`.
 
-Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence. Which slot is
-the newest is certain only while the other one is its predecessor: next to a damaged slot, the valid one is a
-lower bound.
+Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence:
 
 | at | bytes | field |
 |---|---|---|
@@ -17,11 +15,10 @@ lower bound.
 | 60 | 4 | CRC-32C of bytes 0 to 59 |
 
 W1  written after the data it describes is acknowledged, never before.
-W2  not synced with each write: a crash of its writer loses nothing, but a power failure may leave it older or
-    newer than the data. A slot of an earlier start of the machine is therefore only a lower bound (what is
-    durable is there), until opening the partition for writing rewrites it.
-W3  a damaged slot hides no data: readers then search the log for its end, and recovery keeps a copy of all it
-    cuts.
+W2  not synced with each write: a power failure may leave it older or newer than the data. A slot of an earlier
+    start of the machine is therefore only a lower bound, until opening the partition for writing rewrites it.
+W3  next to a damaged slot the valid one is a lower bound: readers then search the log for its end, and recovery
+    keeps a copy of all it cuts.
 
 One writer (the holder of the partition lock); any number of readers.
 """
@@ -57,16 +54,7 @@ class Watermark(NamedTuple):
     boot: int = 0
 
     def pack(self) -> bytes:
-        body = _BODY.pack(
-            _MAGIC,
-            self.sequence,
-            self.log_start,
-            self.high_watermark,
-            self.durable_end,
-            self.last_stable,
-            self.generation,
-            self.boot,
-        )
+        body = _BODY.pack(_MAGIC, *self)
         return body + _CRC.pack(crc32.iscsi(body))
 
 
@@ -139,17 +127,13 @@ class WatermarkFile:
             found = Watermark(0, 0, 0, 0, 0, 0)
         # A writer that died during a change left an odd number; opening the partition has finished the
         # change.
-        self._newest = found._replace(generation=_even(found.generation + 2), boot=boot_mark(files))
-
-    @property
-    def newest(self) -> Watermark:
-        """The slot that was written last, or found at opening."""
-        return self._newest
+        # The slot that was written last.
+        self.newest = found._replace(generation=_even(found.generation + 2), boot=boot_mark(files))
 
     def write(self, *, log_start: int, high_watermark: int, durable_end: int, last_stable: int) -> None:
         """Publish how far readers may read."""
         self._put(
-            self._newest._replace(
+            self.newest._replace(
                 log_start=log_start,
                 high_watermark=high_watermark,
                 durable_end=durable_end,
@@ -162,14 +146,14 @@ class WatermarkFile:
 
         Synced, so that after a power failure a file that was removed on purpose is not missed.
         """
-        if self._newest.generation % 2 == 0:
-            self._put(self._newest._replace(generation=self._newest.generation + 1))
+        if self.newest.generation % 2 == 0:
+            self._put(self.newest._replace(generation=self.newest.generation + 1))
             self.sync()
 
     def end_change(self) -> None:
         """Publish an even generation after the renames: readers list the folder again."""
-        if self._newest.generation % 2 == 1:
-            self._put(self._newest._replace(generation=_even(self._newest.generation + 1)))
+        if self.newest.generation % 2 == 1:
+            self._put(self.newest._replace(generation=_even(self.newest.generation + 1)))
 
     def sync(self) -> None:
         self._file.sync()
@@ -180,7 +164,7 @@ class WatermarkFile:
     def _put(self, mark: Watermark) -> None:
         mark = mark._replace(sequence=mark.sequence + 1)
         self._file.write_at(mark.sequence % 2 * SLOT_BYTES, mark.pack())
-        self._newest = mark
+        self.newest = mark
 
 
 def _even(generation: int) -> int:

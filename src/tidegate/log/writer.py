@@ -1,23 +1,15 @@
 """Write Arrow tables as record batches to the logs of partitions.
 
 `Writer` chooses partitions, cuts and compresses batches, assigns sequence numbers for an idempotent producer, and waits
-for acknowledgement. The log checks, stamps and stores each batch (`PartitionLog.append`).
-
-Columns: `value`, and optionally `key`, `timestamp`, `headers` (see `format.records.coerce`), `partition`.
-A row with no timestamp gets the time of the write. The partition of a row is the table's own `partition`
-column where that is not null; else Kafka's hash of the key (murmur2); rows with neither are sent in runs to one
-partition after the other, so that batches stay full.
-
-`Writer.prepare` encodes and checks records of one partition without storing them. It serves callers that number
-records themselves (`integrity.sender`): every refusal happens before a number is assigned, and a failed append
-is repeated with the same bytes.
+for acknowledgement. The log checks, stamps and stores each batch (`PartitionLog.append`). Columns: `value`, and
+optionally `key`, `timestamp`, `headers` (see `format.records.coerce`), `partition`. A row with no timestamp gets the
+time of the write.
 
 D1  `write` returns after everything it wrote is acknowledged: on the disk (`durability="disk"`, one sync per
     partition and call, shared with other writers of this process) or with the operating system (`"os"`).
 D2  with a producer id, a failed write may be repeated with the same rows: those that were stored are not
-    stored again. A retry is recognised by its rows, so other rows written after a failure are stored as
-    new ones. Sequence numbers always continue after the last batch that is in the log. All batches are cut
-    and checked before the first is stored.
+    stored again. Other rows are stored as new ones. Sequence numbers always continue after the last batch that is
+    in the log. All batches are cut and checked before the first is stored.
 D3  a batch counts as a duplicate only if the stored batch holds the same records; one that reuses the
     sequence numbers of other records is refused.
 
@@ -59,7 +51,7 @@ from tidegate.log.format.batch import (
 )
 from tidegate.log.format.decode import decode
 from tidegate.log.format.encode import ProducerStamp, encode_with_facts
-from tidegate.log.format.records import RecordColumns, coerce
+from tidegate.log.format.records import RecordColumns, binary_buffers, coerce
 from tidegate.log.producer_state import Origin
 from tidegate.log.topic_config import TopicConfig
 
@@ -80,7 +72,7 @@ def partitions_of_column(keys: pa.BinaryArray, partitions: int) -> NDArray[np.in
     """Return the partition that Kafka's default partitioner chooses for each key of a column; 0 for null keys."""
     chosen = np.zeros(len(keys), np.int32)
     if len(keys) > keys.null_count:
-        data, bounds = _buffers(keys)
+        data, bounds = binary_buffers(keys)
         partitions_of_keys(data, bounds, _valid(keys), partitions, chosen)
     return chosen
 
@@ -105,7 +97,7 @@ class Partitioner:
             return chosen
         if open_rows.any() and columns.key.null_count < rows:
             has_key = _valid(columns.key) & open_rows
-            data, bounds = _buffers(columns.key)
+            data, bounds = binary_buffers(columns.key)
             partitions_of_keys(data, bounds, has_key, self.partitions, chosen)
         keyless = np.flatnonzero(chosen < 0)
         if len(keyless):
@@ -124,7 +116,7 @@ class Partitioner:
             yield first, columns
             return
         order = np.argsort(chosen, kind="stable")
-        sorted_columns = _take(columns, pa.array(order))
+        sorted_columns = columns.take(pa.array(order))
         counts = np.bincount(chosen, minlength=self.partitions)
         start = 0
         for partition, count in enumerate(counts.tolist()):
@@ -151,22 +143,6 @@ class Partitioner:
 def _valid(array: pa.Array) -> NDArray[np.bool_]:
     valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     return valid
-
-
-def _buffers(array: pa.BinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return the data bytes and the n + 1 offsets of a binary column, without a copy."""
-    _, offsets, data = array.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    return np.frombuffer(data if data is not None else b"", np.uint8), bounds
-
-
-def _take(columns: RecordColumns, order: pa.Array) -> RecordColumns:
-    return RecordColumns(
-        columns.key.take(order),
-        columns.value.take(order),
-        columns.timestamp.take(order),
-        None if columns.headers is None else columns.headers.take(order),
-    )
 
 
 class PreparedWrite:
@@ -364,8 +340,6 @@ class Writer:
 
     def close(self) -> None:
         """Do nothing: no work is pending after a write, and partitions stay open until the log closes."""
-
-    # -- internals -------------------------------------------------------------------------------
 
     def _count(self, written: Written) -> None:
         verdict = "duplicate" if written.duplicate else "written"

@@ -11,17 +11,17 @@ Thread rule: any thread; functions keep no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log
-from tidegate.pipeline.checkpoint import CommitRecord, FlowLine, Loss, Records, SourceLine
+from tidegate.pipeline.checkpoint import CommitRecord, Loss, Records, SourceLine
 from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
@@ -29,7 +29,7 @@ from tidegate.pipeline.messages import Held, resume_command
 from tidegate.pipeline.planner import RECREATED, held_of
 from tidegate.pipeline.progress import StoppedPartition, acknowledged, new_faults, read_once, stopped_of
 from tidegate.pipeline.recovery import REPLAYED
-from tidegate.randomness import Randomness, SystemRandomness
+from tidegate.randomness import SystemRandomness
 from tidegate.storage.backends.base import ObjectInfo, StorageBackend
 from tidegate.tables.commits import DEFAULT_TTL_MS, read_lease
 
@@ -66,7 +66,7 @@ def from_offsets_of(
         if to > line.next_offset:
             losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
     rekeyed = _rekeyed(records, commit)
-    return msgspec.structs.replace(
+    return replace(
         commit,
         sources=tuple(lines),
         tasks=tuple(
@@ -110,10 +110,8 @@ def _check_offsets(records: Records, commit: CommitRecord, offsets: Mapping[str,
 
 def _rekeyed(records: Records, commit: CommitRecord) -> set[str]:
     """Return the flows that keep state behind a `key_by`."""
-    found = records.load_app()
-    lines = () if found is None else found[0].definitions.get(commit.definition, ())
     rekeyed = set[str]()
-    for line in lines:
+    for line in records.flows_of(commit):
         steps = [step["step"] for step in msgspec.json.decode(line.description)["steps"]]
         after = steps[steps.index("key_by") :] if "key_by" in steps else []
         if "deduplicate" in after or "aggregate" in after:
@@ -198,7 +196,7 @@ def app_status(
     topics = _topics(records, commit)
     clock = clock or SystemClock()
     now_ms = clock.now_ms()
-    unneeded = _unneeded(backend, records, clock) if orphans else None
+    unneeded = _unneeded(records, clock) if orphans else None
     lease = read_lease(backend, records.lease_name)
     held = None if lease is None else lease[0]
     owner = "" if held is None or not held.owner or held.until_ms <= now_ms else f"{held.host}:{held.pid}"
@@ -211,7 +209,7 @@ def app_status(
         records=_records(commit, topics),
         positions=_positions(commit),
         topics=topics,
-        stopped=stopped_of(commit, topics),
+        stopped=stopped_of(commit, topics, backend.address),
         definition=commit.definition,
         change=commit.change,
         lag_records=None if log is None else _lag(commit, topics, log),
@@ -225,10 +223,10 @@ def app_status(
     )
 
 
-def _unneeded(backend: StorageBackend, records: Records, clock: Clock) -> list[ObjectInfo] | None:
+def _unneeded(records: Records, clock: Clock) -> list[ObjectInfo] | None:
     """Return the objects that no kept commit needs; None if damage or a concurrent collection makes that unknown."""
     try:
-        return Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).unneeded()
+        return Collector(records, clock=clock, grace_ms=0, every_ms=0).unneeded()
     except (CorruptError, UnavailableError):
         return None
 
@@ -240,21 +238,25 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
     known = {} if app_record is None else app_record[0].definitions
     found = (_sound(records, round) for round in records.rounds())
     return [
-        CommitInfo(
-            commit.round,
-            commit.committed_ms,
-            commit.generation,
-            _records(commit, {line.name: line.topic for line in known.get(commit.definition, ())}),
-            _positions(commit),
-            commit.change,
-            _stream_times(known.get(commit.definition, ()), commit),
-            sum(line.memory_bytes for line in commit.tasks),
-            sum(line.backlog_bytes for line in commit.tasks),
-            frozenset(line.flow for line in commit.tasks),
-        )
+        _info(commit, {line.name: line.topic for line in known.get(commit.definition, ())})
         for commit in found
         if commit is not None
     ]
+
+
+def _info(commit: CommitRecord, topics: Mapping[str, str]) -> CommitInfo:
+    return CommitInfo(
+        commit.round,
+        commit.committed_ms,
+        commit.generation,
+        _records(commit, topics),
+        _positions(commit),
+        commit.change,
+        _stream_times(topics, commit),
+        sum(line.memory_bytes for line in commit.tasks),
+        sum(line.backlog_bytes for line in commit.tasks),
+        frozenset(line.flow for line in commit.tasks),
+    )
 
 
 def _sound(records: Records, round: int) -> CommitRecord | None:
@@ -266,8 +268,7 @@ def _sound(records: Records, round: int) -> CommitRecord | None:
     return None if found is None else found[0]
 
 
-def _stream_times(flows: Sequence[FlowLine], commit: CommitRecord) -> dict[str, int]:
-    topics = {flow.name: flow.topic for flow in flows}
+def _stream_times(topics: Mapping[str, str], commit: CommitRecord) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in commit.sources:
         if line.stream_time >= 0:
@@ -276,20 +277,12 @@ def _stream_times(flows: Sequence[FlowLine], commit: CommitRecord) -> dict[str, 
     return found
 
 
-def reset_app(
-    backend: StorageBackend,
-    app: str,
-    *,
-    clock: Clock | None = None,
-    randomness: Randomness | None = None,
-) -> CommitInfo:
+def reset_app(backend: StorageBackend, app: str) -> CommitInfo:
     """Delete all state and positions; the next start begins as the sources say, with any definition.
 
     Results that were delivered stay in their topics; new ones follow them.
     """
-    return _edited(
-        backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness, repairs=True
-    )
+    return _edited(backend, app, lambda records, commit: _emptied(commit, "reset"), repairs=True)
 
 
 def replay_app(
@@ -299,7 +292,6 @@ def replay_app(
     to_round: int | None = None,
     from_offsets: Mapping[str, Mapping[int, int]] | None = None,
     clock: Clock | None = None,
-    randomness: Randomness | None = None,
 ) -> CommitInfo:
     """Compute again: from the beginning of the log, from a kept commit, or from offsets (flow → partition).
 
@@ -318,17 +310,11 @@ def replay_app(
             return from_offsets_of(records, commit, from_offsets)
         return _emptied(commit, REPLAYED)
 
-    return _edited(backend, app, edit, clock, randomness, repairs=from_offsets is None)
+    return _edited(backend, app, edit, clock, repairs=from_offsets is None)
 
 
 def resume_partition(
-    backend: StorageBackend,
-    app: str,
-    partition: str,
-    *,
-    skip_to: int | None = None,
-    clock: Clock | None = None,
-    randomness: Randomness | None = None,
+    backend: StorageBackend, app: str, partition: str, *, skip_to: int | None = None
 ) -> CommitInfo:
     """Resume a stopped partition (`FLOW:3` or `TOPIC-3`) at the offset where it stopped, or at `skip_to`.
 
@@ -351,9 +337,7 @@ def resume_partition(
                         f"{partition} stopped because its topic was deleted and created again, and offset {to} is of "
                         f"the old one: say where to begin in the new one, `{line.stopped.remedy}`"
                     )
-                lines.append(
-                    msgspec.structs.replace(line, next_offset=to, stopped=None, topic_id="", skipped=())
-                )
+                lines.append(replace(line, next_offset=to, stopped=None, topic_id="", skipped=()))
                 continue
             require_not_read_again(commit.app, line, to)
             first, following, skipped = line.frontier[1], to, line.skipped
@@ -362,13 +346,11 @@ def resume_partition(
                 skipped = (*skipped, (first, to)) if to > first else skipped
             if to > first:
                 losses.append(Loss(line.flow, line.partition, first, to, commit.round + 1))
-            lines.append(msgspec.structs.replace(line, next_offset=following, stopped=None, skipped=skipped))
+            lines.append(replace(line, next_offset=following, stopped=None, skipped=skipped))
         known = acknowledged(commit, {line.flow for line in chosen})
-        return msgspec.structs.replace(
-            known, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
-        )
+        return replace(known, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed")
 
-    return _edited(backend, app, edit, clock, randomness)
+    return _edited(backend, app, edit)
 
 
 def acknowledge_faults(backend: StorageBackend, app: str) -> CommitInfo:
@@ -376,21 +358,12 @@ def acknowledge_faults(backend: StorageBackend, app: str) -> CommitInfo:
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
         known, topics = acknowledged(commit, commit.totals), _topics(records, commit)
-        return msgspec.structs.replace(
-            known, change=f"{new_faults(commit.totals, topics):,} faults acknowledged"
-        )
+        return replace(known, change=f"{new_faults(commit.totals, topics):,} faults acknowledged")
 
-    return _edited(backend, app, edit, None, None)
+    return _edited(backend, app, edit)
 
 
-def rebase_outputs(
-    backend: StorageBackend,
-    app: str,
-    log: Log | KafkaLog,
-    *,
-    clock: Clock | None = None,
-    randomness: Randomness | None = None,
-) -> CommitInfo:
+def rebase_outputs(backend: StorageBackend, app: str, log: Log | KafkaLog) -> CommitInfo:
     """Continue at the current ends of the output topics, after another program wrote to them.
 
     Results that are committed and not yet delivered are appended there, too.
@@ -420,38 +393,30 @@ def rebase_outputs(
                     )
                 bases.append(ends[section.topic][section.partition])
                 ends[section.topic][section.partition] += section.records
-            deliveries.append(msgspec.structs.replace(each, bases=tuple(bases)))
-        heads.close()
-        return msgspec.structs.replace(
-            commit, ends=ends, deliveries=tuple(deliveries), change="goes on where its topics end"
-        )
+            deliveries.append(replace(each, bases=tuple(bases)))
+        return replace(commit, ends=ends, deliveries=tuple(deliveries), change="goes on where its topics end")
 
-    return _edited(backend, app, edit, clock, randomness)
-
-
-# -- inside --------------------------------------------------------------------------------------
+    return _edited(backend, app, edit)
 
 
 def _edited(
     backend: StorageBackend,
     app: str,
     edit: Callable[[Records, CommitRecord], CommitRecord],
-    clock: Clock | None,
-    randomness: Randomness | None,
+    clock: Clock | None = None,
     *,
     repairs: bool = False,
 ) -> CommitInfo:
     """Commit a change under the app's lease; with `repairs` the newest commit that can be read is enough."""
-    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
+    clock, randomness = clock or SystemClock(), SystemRandomness()
     records = _existing(backend, app)
-    with _turn(backend, records, clock, randomness) as generation:
+    generation = AppLease(records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
+    try:
         commit, digest = records.newest_sound() if repairs else _newest(records)
         number = max(records.rounds()) + 1
-        if (
-            number > commit.round + 1
-        ):  # the last one is damaged; its deliveries were done before it was committed
-            commit = msgspec.structs.replace(commit, deliveries=())
-        changed = msgspec.structs.replace(
+        if number > commit.round + 1:  # the last is damaged; its deliveries were done before it was committed
+            commit = replace(commit, deliveries=())
+        changed = replace(
             edit(records, commit),
             round=number,
             generation=generation.number,
@@ -462,25 +427,9 @@ def _edited(
         )
         made, _ = records.put_change(changed)
         generation.check()
-    return CommitInfo(
-        made.round,
-        made.committed_ms,
-        made.generation,
-        _records(made, _topics(records, made)),
-        _positions(made),
-        made.change,
-    )
-
-
-@contextmanager
-def _turn(
-    backend: StorageBackend, records: Records, clock: Clock, randomness: Randomness
-) -> Iterator[AppLease]:
-    generation = AppLease(backend, records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
-    try:
-        yield generation
     finally:
         generation.release()
+    return _info(made, _topics(records, made))
 
 
 def _existing(backend: StorageBackend, app: str) -> Records:
@@ -499,13 +448,11 @@ def _newest(records: Records) -> tuple[CommitRecord, bytes]:
 
 
 def _topics(records: Records, commit: CommitRecord) -> dict[str, str]:
-    found = records.load_app()
-    lines = () if found is None else found[0].definitions.get(commit.definition, ())
-    return {line.name: line.topic for line in lines}
+    return {line.name: line.topic for line in records.flows_of(commit)}
 
 
 def _emptied(commit: CommitRecord, why: str) -> CommitRecord:
-    return msgspec.structs.replace(
+    return replace(
         commit,
         definition="",
         sources=(),
@@ -527,7 +474,7 @@ def _gone_back(records: Records, commit: CommitRecord, to_round: int) -> CommitR
             f"commit {to_round} is a {then.change}: there is nothing to go back to; take another"
         )
     _require_not_ahead(records, commit, then)
-    return msgspec.structs.replace(
+    return replace(
         then,
         deliveries=commit.deliveries,
         ends=commit.ends,
@@ -587,12 +534,8 @@ def _records(commit: CommitRecord, topics: Mapping[str, str]) -> int:
 
 
 def _lag(commit: CommitRecord, topics: Mapping[str, str], log: Log | KafkaLog) -> int:
-    heads = LogEndOffsets(log)
-    try:
-        counts = log.partition_counts()
-        ends = {topic: heads.of(topic, counts[topic]) for topic in set(topics.values()) if topic in counts}
-    finally:
-        heads.close()
+    heads, counts = LogEndOffsets(log), log.partition_counts()
+    ends = {topic: heads.of(topic, counts[topic]) for topic in set(topics.values()) if topic in counts}
     left: dict[tuple[str, int], int] = {}  # flows that share a topic read the same records
     for line in commit.sources:
         topic = topics.get(line.flow)

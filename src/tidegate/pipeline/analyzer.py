@@ -1,12 +1,7 @@
 """Check a definition against its columns, and choose the encoding of results in topics.
 
-Each step is checked when it is added, so that an error points at the line that caused it. A message names the
-request, what exists, and what to write instead.
-
-Order of steps:
-C1  `validate` comes first: it reads the producers' numbering, which later steps do not have.
-C2  windows come last, and once. To continue from results, read the topic they are sent to.
-C3  a `key_by` in front of stateful steps comes before all of them: one shuffle, and no state before it.
+Each step is checked when it is added, so that an error points at the line that caused it. `validate` comes first (it
+reads producers' numbers), windows come last and once, and a `key_by` in front of stateful steps before all of them.
 
 | results | bytes in a topic |
 |---|---|

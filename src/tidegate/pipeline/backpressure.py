@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from tidegate.errors import OverloadError
 from tidegate.pipeline.checkpoint import CommitRecord
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 
 THRESHOLD_PERMILLE: Final = 750
 FULL_PERMILLE: Final = 970

@@ -32,14 +32,13 @@ def certify_round(
 ) -> dict[str, Any]:
     """Return the certificate of a committed round of an app, by default the last; the log at `url` has its sources."""
     records = Records(backend, app)
-    loaded = records.load_app()
-    if loaded is None:
+    if records.load_app() is None:
         raise InvalidError(f"there is no app {app}; `tidegate app status` lists those there are")
     number = records.newest() if round is None else round
     if number is None:
         raise InvalidError(f"app {app} has committed nothing yet; run it first")
     commit, digest = records.read_commit(number)
-    flows = {line.name: line.topic for line in loaded[0].definitions.get(commit.definition, ())}
+    flows = {line.name: line.topic for line in records.flows_of(commit)}
     ranges: list[dict[str, Any]] = []
     for (flow, topic), extents in sorted(_read(records, commit, flows).items()):
         source = TopicAt(url, topic, client or {})

@@ -2,25 +2,15 @@
 
     apps/<app>/app                 the app's definitions by digest (replaced by compare-and-swap)
     apps/<app>/lease               who runs it; its epoch is the generation (`lease`)
-    apps/<app>/plans/<round>       what round N reads, and its time
-    apps/<app>/commits/<round>     the state after round N: offsets, tokens, parcels, totals
+    apps/<app>/plans/<round>       what round N reads, and its time: created if absent, never changed
+    apps/<app>/commits/<round>     offsets, tokens, parcels and totals after round N: created if absent, never changed
 
-Plans and commits are created if absent and never changed. Of any number of coordinators and attempts, one decides
-each round; all others adopt its decision or stop.
-
-R1  a plan names the digest of the commit it builds on; a commit names the digests of its plan and of the commit
-    before.
+R1  a plan names the digest of the commit it builds on; a commit those of its plan and of the commit before.
 R2  `put_plan` returns the one plan of the round: ours, or one with the same base that is not from a later generation.
-    Otherwise it raises `FencedError`.
-R3  `put_commit` returns the one commit of the round: ours, or one with the same plan and base. Otherwise it raises
-    `FencedError`.
-R4  an administrative change (new definition, reset, replay, resume) is a commit without a plan. It takes the next
-    round number, so a coordinator in the middle of that round is fenced by R3.
-R5  commits are numbered without gaps and only deleted from the oldest (`gc`). A coordinator that was suspended until
-    its round was deleted could create that record again. A coordinator that creates a commit therefore checks the
-    lease afterwards (`lease`), before anything builds on it. Only a later generation can have deleted the record, and
-    its epoch was in the lease before that. The stray record is older than the newest commit, is never read, and is
-    collected.
+R3  `put_commit` returns the one commit of the round: ours, or one with the same plan and base.
+R4  an administrative change is a commit without a plan, with the next round number: it fences a round in progress.
+R5  commits have no gaps and are only deleted from the oldest (`gc`). A suspended coordinator could create a deleted
+    one again, so the lease is checked after each commit: only a later generation can have deleted it.
 C1  a line that the round did not change is copied from the last commit byte for byte.
 C2  every section of every parcel gets its offset: the end of everything committed for its partition before, in the
     order of flow, task and section; for a partition without commits, the current end of the log.
@@ -34,11 +24,12 @@ Thread rule: one coordinator thread writes; `newest` and the readers may be call
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from tidegate.errors import (
     ConflictError,
@@ -48,7 +39,7 @@ from tidegate.errors import (
     InvalidError,
     SignatureError,
 )
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.messages import (
     Delivery,
     Held,
@@ -66,12 +57,8 @@ from tidegate.storage.backends.base import StorageBackend, check_name, check_sta
 # -- records --------------------------------------------------------------------------------------
 
 VERSION: Final = 4
-READABLE: Final = (
-    1,
-    2,
-    3,
-    4,
-)  # 1: no topic ids, no held events; 2: no limits; 3: no stops at held events
+READABLE: Final = range(1, VERSION + 1)
+# 1: no topic ids, no held events; 2: no limits; 3: no stops at held events
 KEPT: Final = 10  # commits that stay readable
 INLINE_BYTES: Final = 64 << 10
 
@@ -257,12 +244,15 @@ class Records:
     def commit_name(self, round: int) -> str:
         return f"{self.folder}/commits/{round:010d}"
 
-    # -- what the app is -------------------------------------------------------------------------
-
     def load_app(self) -> tuple[AppRecord, str] | None:
         """Return the app's record and its version; None if there is no such app."""
         found = self.backend.read_published(f"{self.folder}/app")
         return None if found is None else (self._decoded("app", found[0], AppRecord), found[1])
+
+    def flows_of(self, commit: CommitRecord) -> tuple[FlowLine, ...]:
+        """Return the flows of a commit's definition; none where it is not known (any more)."""
+        found = self.load_app()
+        return () if found is None else found[0].definitions.get(commit.definition, ())
 
     def save_app(self, record: AppRecord, expected: str | None) -> None:
         """Replace the app's record; `ConflictError` if it changed meanwhile."""
@@ -270,9 +260,14 @@ class Records:
 
     # -- rounds ----------------------------------------------------------------------------------
 
+    def numbers(self, kind: str) -> list[int]:
+        """Return the rounds that have a record of this kind (`plans`, `commits`), in order."""
+        names = (found.name.rpartition("/")[2] for found in self.backend.list(f"{self.folder}/{kind}"))
+        return sorted(int(name) for name in names if len(name) == 10 and name.isdigit())
+
     def rounds(self) -> list[int]:
         """Return the numbers of all commits, in order."""
-        return sorted(self._numbers("commits"))
+        return self.numbers("commits")
 
     def newest_sound(self) -> tuple[CommitRecord, bytes]:
         """Return the newest commit that can be read, and its digest; if none can, raise the error of the last one."""
@@ -286,7 +281,7 @@ class Records:
 
     def newest(self) -> int | None:
         """The number of the last commit; None before the first."""
-        return max(self._numbers("commits"), default=None)
+        return max(self.rounds(), default=None)
 
     def load_plan(self, round: int) -> tuple[PlanRecord, bytes] | None:
         """Return the plan of a round and its digest; None if there is none."""
@@ -371,18 +366,6 @@ class Records:
     def delete(self, kind: str, round: int) -> None:
         """Remove a plan or a commit; `gc` decides which."""
         self.backend.delete(f"{self.folder}/{kind}/{round:010d}")
-
-    def numbers(self, kind: str) -> list[int]:
-        """Return the rounds that have a record of this kind (`plans`, `commits`)."""
-        return sorted(self._numbers(kind))
-
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _numbers(self, kind: str) -> Iterator[int]:
-        for found in self.backend.list(f"{self.folder}/{kind}"):
-            last = found.name.rpartition("/")[2]
-            if len(last) == 10 and last.isdigit():
-                yield int(last)
 
     def _create(self, name: str, data: bytes) -> tuple[bytes, bool]:
         """Publish if absent; return the stored bytes, and whether they are ours.
@@ -472,7 +455,12 @@ def commit_of(
     tasks = _tasks(plan, before, result.tasks)
     sources = _still_skipped(_sources(plan, before, result.sources, states, flows), tasks)
     deliveries, ends = _deliveries(plan.round, before, result.tasks, end_of)
-    read = {each.flow for each in result.sources if each.records or each.next_offset > _start(plan, each)}
+    starts = {(each.flow, each.partition): each.start for each in plan.ranges}
+    read = {
+        each.flow
+        for each in result.sources
+        if each.records or each.next_offset > starts.get((each.flow, each.partition), each.next_offset)
+    }
     closing = {name for name, tick in plan.ticks.items() if tick.closing}
     return CommitRecord(
         version=VERSION,
@@ -501,27 +489,15 @@ def void_of(
     plan: PlanRecord, plan_digest: bytes, before: CommitRecord, *, generation: int, now_ms: int
 ) -> CommitRecord:
     """Build the commit of a round that could not be done as planned and is abandoned: only the round number changes."""
-    return CommitRecord(
+    return replaced(
+        before,
         version=VERSION,
-        app=before.app,
         round=plan.round,
         generation=generation,
         base=plan.base,
         plan=plan_digest,
-        definition=before.definition,
-        incarnation=before.incarnation,
-        tick=before.tick,
         committed_ms=now_ms,
-        sources=before.sources,
-        tasks=before.tasks,
-        deliveries=before.deliveries,
-        ends=before.ends,
-        totals=before.totals,
-        watermarks=before.watermarks,
-        losses=before.losses,
-        closed=before.closed,
         change="given up, to be planned anew",
-        limits=before.limits,
     )
 
 
@@ -548,7 +524,7 @@ def _sources(
     lines = {(line.flow, line.partition): line for line in before.sources}
     for loss in plan.losses:
         line = lines[loss.flow, loss.partition]
-        lines[loss.flow, loss.partition] = _replaced(line, next_offset=loss.end, stopped=None)
+        lines[loss.flow, loss.partition] = replaced(line, next_offset=loss.end, stopped=None)
     for result in results:
         source = (result.flow, result.partition)
         line = lines[source]
@@ -567,7 +543,7 @@ def _sources(
         )
     for halt in plan.halts:
         line = lines[halt.flow, halt.partition]
-        lines[halt.flow, halt.partition] = _replaced(line, stopped=halt.stop)
+        lines[halt.flow, halt.partition] = replaced(line, stopped=halt.stop)
     return tuple(lines[source] for source in sorted(lines))
 
 
@@ -582,13 +558,8 @@ def _still_skipped(sources: Iterable[SourceLine], tasks: Iterable[TaskLine]) -> 
     for line in sources:
         first = least.get((line.flow, line.partition), LATEST)
         skipped = tuple(each for each in line.skipped if each[1] > first)
-        lines.append(line if skipped == line.skipped else _replaced(line, skipped=skipped))
+        lines.append(line if skipped == line.skipped else replaced(line, skipped=skipped))
     return tuple(lines)
-
-
-def _replaced(line: SourceLine, **changes: object) -> SourceLine:
-    fields = {name: getattr(line, name) for name in line.__struct_fields__}
-    return SourceLine(**{**fields, **changes})
 
 
 def _tasks(plan: PlanRecord, before: CommitRecord, results: Iterable[TaskResult]) -> tuple[TaskLine, ...]:
@@ -629,25 +600,22 @@ def _deliveries(
 def _totals(before: CommitRecord, result: RoundResult) -> dict[str, dict[str, int]]:
     totals = {flow: dict(counters) for flow, counters in before.totals.items()}
     for source in result.sources:
-        flow = totals.setdefault(source.flow, {})
-        _add(flow, "records", source.records)
-        _add(flow, "bytes", source.size)
-        for name, count in source.counters.items():
-            _add(flow, name, count)
-        for name, count in source.verdicts.items():
-            _add(flow, f"verdict.{name}", count)
+        verdicts = {f"verdict.{name}": count for name, count in source.verdicts.items()}
+        _add(totals, source.flow, {"records": source.records, "bytes": source.size})
+        _add(totals, source.flow, source.counters)
+        _add(totals, source.flow, verdicts)
     for task in result.tasks:
-        flow = totals.setdefault(task.flow, {})
-        _add(flow, "rows_sent", task.rows_sent)
-        for name, count in task.counters.items():
-            if name != "delivered":  # counted for the round before, and only when a task delivered
-                _add(flow, name, count)
+        _add(totals, task.flow, {"rows_sent": task.rows_sent})
+        # "delivered" is counted for the round before, and only when a task delivered
+        _add(totals, task.flow, {name: count for name, count in task.counters.items() if name != "delivered"})
     return {flow: dict(sorted(counters.items())) for flow, counters in sorted(totals.items())}
 
 
-def _add(counters: dict[str, int], name: str, count: int) -> None:
-    if count or name in counters:
-        counters[name] = counters.get(name, 0) + count
+def _add(totals: dict[str, dict[str, int]], flow: str, counts: Mapping[str, int]) -> None:
+    counters = totals.setdefault(flow, {})
+    for name, count in counts.items():
+        if count or name in counters:
+            counters[name] = counters.get(name, 0) + count
 
 
 def _watermarks(
@@ -671,23 +639,8 @@ def _losses(losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
     old, recent = losses[: -KEPT_LOSSES // 2], losses[-KEPT_LOSSES // 2 :]
     merged: dict[tuple[str, int], Loss] = {}
     for loss in old:
-        have = merged.get((loss.flow, loss.partition))
-        merged[loss.flow, loss.partition] = (
-            loss
-            if have is None
-            else Loss(
-                loss.flow, loss.partition, min(have.first, loss.first), max(have.end, loss.end), loss.round
-            )
+        have = merged.get((loss.flow, loss.partition), loss)
+        merged[loss.flow, loss.partition] = replaced(
+            loss, first=min(have.first, loss.first), end=max(have.end, loss.end)
         )
     return (*merged.values(), *recent)
-
-
-def _start(plan: PlanRecord, result: SourceResult) -> int:
-    return next(
-        (
-            each.start
-            for each in plan.ranges
-            if (each.flow, each.partition) == (result.flow, result.partition)
-        ),
-        result.next_offset,
-    )

@@ -1,41 +1,29 @@
 """The coordinator runs one round after another: plan → execute → commit → deliver → collect.
 
-`planner` decides what a round does, an `Engine` does it, `checkpoint` turns the results into a commit and decides
-which coordinator was first. Everything kept between rounds is a copy of the newest commit, so a coordinator that dies
-is replaced by one that reads that commit.
+It keeps nothing but copies of the newest commit, so one that dies is replaced by one that reads that commit.
 
 M1  no task starts before its plan is durable; a round is repeated from its plan unchanged.
 M2  a round starts from the commit before it, read by number.
-M3  nothing is delivered that no commit names; a commit counts if it was created and the lease was still held
-    afterwards.
-M4  a round that took longer than half the grace period of collection is abandoned, not committed (`gc`, G3).
-M5  a plan that exceeds the workers' limits, or that reads a commit of a lookup table which no longer exists, is
-    abandoned by a commit that changes only the round number; the next plan is smaller. After `MOST_GIVEN_UP` of these
-    in a row the run fails with the reason.
-M6  a task finds records that fail in a step behind state. The round is then repeated from the same plan with each
-    such record set aside where it is read, or its partition stopped in front of it. A record that was read in an
-    earlier round and held back is set aside by its source and skipped by its task; or its partition stops, and later
-    events stay held back.
-
-Engines keep no state that results depend on. An engine may run an order twice and may lose all memory between
-rounds.
-
-E1  `Engine.run` returns one result for every source and every task of the order, in any order.
-E2  an error keeps its type: a `TidegateError` raised by a task is raised by `run` as the same class.
+M3  nothing is delivered that no commit names; a commit counts if it was created and the lease was still held after.
+M4  a round that took longer than half the grace of collection is abandoned, not committed (`gc`, G3).
+M5  a plan that exceeds the workers' limits, or reads a commit of a lookup table that is gone, is abandoned by a commit
+    that changes only the round number; the next plan is smaller. After `MOST_GIVEN_UP` in a row the run fails.
+M6  if a task finds records that fail in a step behind state, the round is repeated from the same plan with each such
+    record set aside where it is read, or its partition stopped in front of it. A held-back record of an earlier round
+    is set aside by its source and skipped by its task; or its partition stops, and later events stay held back.
+E1  `Engine.run` returns one result for every source and every task of the order, in any order. An engine may run an
+    order twice and lose its memory between rounds; a `TidegateError` of a task is raised as the same class.
 E3  in a co-partitioned flow the events of source i go to task i; in a re-keyed flow they go to the task that owns the
     key, in offset order for each source.
-
-Delivery. A task delivers its own parcel of the last commit at the start of the next round. That needs each partition
-of a topic to be written by one task. If several tasks write one partition, the coordinator delivers their sections in
-the order of their base offsets.
-
-D1  commit N+1 exists only if all parcels of commit N are in the log.
+D1  commit N+1 exists only if all parcels of commit N are in the log. A task delivers its own parcel at the start of
+    the next round; the coordinator does where several tasks write one partition, in the order of base offsets.
 
 Thread rule: one thread.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -78,28 +66,18 @@ from tidegate.pipeline.progress import RoundMetrics
 from tidegate.pipeline.recovery import Opened, partitions_added
 from tidegate.pipeline.settings import RunSettings
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.base import StorageBackend
-
-# -- engine ---------------------------------------------------------------------------------------
 
 
 class Engine(Protocol):
-    """Executes the work of rounds."""
+    """Executes the work of rounds.
 
-    @property
-    def name(self) -> str:
-        """`local` or `spark`, for display."""
-        ...
+    `name` is `local` or `spark`, `slots` the number of tasks that run at the same time. `processes` hold state, each
+    with the budgets of the app's storage config.
+    """
 
-    @property
-    def slots(self) -> int:
-        """The number of tasks that run at the same time."""
-        ...
-
-    @property
-    def processes(self) -> int:
-        """The number of worker processes that hold state, each with the budgets of the app's storage config."""
-        ...
+    name: str
+    slots: int
+    processes: int
 
     def place(self, flow: str, task: int) -> int:
         """Return which process keeps the state of a task; 0 ≤ place < `processes`."""
@@ -156,8 +134,6 @@ def _share_a_partition(deliveries: Sequence[Delivery]) -> bool:
     return False
 
 
-# -- coordinator -----------------------------------------------------------------------------------
-
 RETRY_MS: Final = 200
 MOST_GIVEN_UP: Final = 20
 Deliver = Callable[[Sequence[Delivery]], None]
@@ -186,7 +162,6 @@ class Coordinator:
         self,
         opened: Opened,
         engine: Engine,
-        backend: StorageBackend,
         deliver: Deliver,
         *,
         clock: Clock,
@@ -195,19 +170,20 @@ class Coordinator:
         settings: RunSettings,
         tables: TableCommits | None = None,
     ) -> None:
+        """`tables` None: no flow looks anything up."""
         self.flows = opened.flows
         self.commit, self._digest = opened.commit, opened.digest
         self.heads: dict[str, dict[int, Head]] = {}
         self._topic_ids: dict[str, str] = {}
         self._opened = opened
         self._records = opened.records
-        self._generation = opened.generation
+        self.generation = opened.generation
         self._engine = engine
         self._deliver = deliver
         self._clock = clock
         self._randomness = randomness
         self._settings = settings
-        self._tables = tables or TableCommits(backend)
+        self._tables = tables
         storage = opened.setup.storage
         self._backpressure = Backpressure(storage.backlog_limit_bytes, engine.place)
         self._limits = Limits(
@@ -216,32 +192,23 @@ class Coordinator:
         self._sizes = RoundSizes(
             fixed=settings.round_records, first=settings.first_round_records, target_ms=settings.target_ms
         )
-        self._collector = Collector(
-            backend,
-            opened.records,
-            clock=clock,
-            grace_ms=settings.grace_ms,
-            every_ms=settings.collect_every_ms,
+        self.collector = Collector(
+            opened.records, clock=clock, grace_ms=settings.grace_ms, every_ms=settings.collect_every_ms
         )
         self._metrics = RoundMetrics(metrics, opened.setup.app, opened.flows)
         self._topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
         self._seen_ms: dict[tuple[str, int], int] = {}  # when a source last had records, in monotonic time
         self._delivered = False  # whether the newest commit's parcels are known to be in the log
         self._given_up = 0  # rounds in a row
-        self._tries_again = True
+        self.tries_again = True  # rounds that fail because something is unavailable; set from any thread
         self._is_first = True  # whether an earlier coordinator may have left a plan
         sizes = [opened.heads.bytes_per_record(topic, count) for topic, count in self._topics.items()]
         self._sizes.begin_with(max((size for size in sizes if size is not None), default=None))
 
     @property
-    def took_over(self) -> bool:
-        """Whether the previous process did not release the app."""
-        return self._generation.was_left
-
-    @property
     def lookup_lags(self) -> dict[str, int]:
         """For each lookup table, how many records of its topic it has not read yet."""
-        return dict(self._tables.lags)
+        return {} if self._tables is None else dict(self._tables.lags)
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -257,11 +224,11 @@ class Coordinator:
             raise
         except TidegateError:
             # A fenced coordinator may find objects rightly removed: report the fencing then.
-            self._generation.check()
+            self.generation.check()
             raise
 
     def _step(self, targets: Targets | None, closing: bool) -> StepOutcome:
-        self._generation.keep()
+        self.generation.keep()
         self._look(targets)
         found = self._records.load_plan(self.commit.round + 1) if self._is_first else None
         waiting: tuple[str, ...] = ()
@@ -270,7 +237,7 @@ class Coordinator:
             if isinstance(planned, Rest):
                 delivered = self.deliver_outstanding()
                 self._tell()
-                self._collector.step()
+                self.collector.step()
                 return StepOutcome(
                     "rest", planned.lag_records, planned.until_ms, planned.waiting_for, delivered=delivered
                 )
@@ -284,7 +251,7 @@ class Coordinator:
                 f"with `tidegate app reset {plan.app}`",
                 kafka_name=None,
             )
-        if self._is_first and not self._tables.are_kept(plan.lookups):
+        if self._is_first and self._tables is not None and not self._tables.are_kept(plan.lookups):
             gone = ", ".join(f"commit {number} of {table}" for table, number in plan.lookups.items())
             return self._give_up(
                 plan, digest, f"it looks things up in {gone}, and not all of that is kept any more"
@@ -309,13 +276,13 @@ class Coordinator:
             )
             return self._give_up(plan, digest, why)
         require_whole(order, result)
-        topic_ids = self._states()
+        topic_ids = self._ids()
         if any(topic_ids.get(topic) != known for topic, known in plan.topic_ids.items()):
             # The next plan stops the partitions that read it.
             return self._give_up(
                 plan, digest, "a topic that it reads was deleted and created again meanwhile"
             )
-        self._generation.keep()  # a round that took long may have been fenced
+        self.generation.keep()  # a round that took long may have been fenced
         before = self.commit
         self._take(self._committed(plan, digest, result))
         self._delivered = not self.commit.deliveries
@@ -325,13 +292,17 @@ class Coordinator:
         }
         self._backpressure.note(before, self.commit, records)
         self._sizes.note(sum(records.values()), took_ms)
-        self._note_seen(result)
-        self._collector.superseded(before, self.commit)
+        now_ms = self._clock.monotonic_ms()
+        self._seen_ms |= {(each.flow, each.partition): now_ms for each in result.sources if each.records}
+        self.collector.superseded(before, self.commit)
         self._metrics.round(result, self.commit, took_ms)
         self._tell()
-        self._collector.step()
+        self.collector.step()
         lag = lag_of(self.flows, self.commit, self.heads)
-        return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, _timings(result))
+        timings: Counter[str] = Counter()
+        for task in result.tasks:
+            timings.update(task.timings_ms)
+        return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, timings)
 
     def deliver_outstanding(self) -> bool:
         """Deliver the newest commit's parcels unless they are known to be in the log; return whether it did."""
@@ -342,22 +313,6 @@ class Coordinator:
         self._delivered = True
         return bool(self.commit.deliveries)
 
-    def collect(self) -> None:
-        """Run a whole pass of garbage collection now."""
-        self._collector.run()
-
-    def finish_collecting(self) -> None:
-        """At the end of a run: remove unneeded objects, for a bounded time."""
-        self._collector.finish()
-
-    def try_no_more(self) -> None:
-        """Stop retrying rounds that fail because something is unavailable; from any thread."""
-        self._tries_again = False
-
-    def give_app_up(self) -> None:
-        """Release the app for the next run, from any thread; nothing more is committed here."""
-        self._generation.give_up()
-
     def ends_now(self) -> dict[tuple[str, int], int]:
         """Return the current log end offsets of the sources, as targets for catching up.
 
@@ -365,13 +320,12 @@ class Coordinator:
         belong to the run.
         """
         topics = {flow.topic: flow.partitions for flow in self.flows.values() if not flow.upstream}
-        heads = self._opened.heads.look(topics)
-        return {(topic, number): head.end for topic, found in heads.items() for number, head in found.items()}
+        return self._opened.heads.ends(topics)
 
     # -- planning --------------------------------------------------------------------------------
 
     def _look(self, targets: Targets | None) -> None:
-        self._topic_ids = self._states()
+        self._topic_ids = self._ids()
         heads = self._opened.heads.look(self._topics)
         if targets is not None:
             positions = self._least_positions()
@@ -382,7 +336,7 @@ class Coordinator:
                 heads[topic][number] = Head(head.start, min(head.end, limit), head.end > limit)
         self.heads = heads
 
-    def _states(self) -> dict[str, str]:
+    def _ids(self) -> dict[str, str]:
         """Return the ids of the topics that are read. If a topic has more partitions now, the run ends: their
         records would not be read, and where keys decide the partition, the state of their keys would be in another
         task."""
@@ -412,20 +366,19 @@ class Coordinator:
         watch = SilenceClock(
             max(self._clock.now_ms(), self.commit.tick.now_ms), self._settings.idle_after_ms, silent
         )
-        tables = sorted({table for flow in self.flows.values() for table in flow.lookups})
         return Situation(
             flows=self.flows,
             commit=self.commit,
             base=self._digest,
             heads=self.heads,
             watch=watch,
-            generation=self._generation.number,
+            generation=self.generation.number,
             size=self._sizes.records,
             on_loss=self._settings.on_loss,
             closing=closing,
             ending=ending,
             closes=self._settings.close,
-            lookups=self._tables.newest(tables),
+            lookups={} if self._tables is None else self._tables.newest(),
             topic_ids=self._topic_ids,
         )
 
@@ -439,7 +392,7 @@ class Coordinator:
         return RoundOrder(
             app=plan.app,
             round=plan.round,
-            generation=self._generation.number,
+            generation=self.generation.number,
             tick=plan.tick,
             sources=tuple(
                 SourceOrder(
@@ -489,14 +442,14 @@ class Coordinator:
         if not order.sources and not order.tasks:
             return order, RoundResult((), ())  # the plan only takes partitions out, or records a loss
         for attempt in range(self._settings.attempts):
-            self._generation.keep()
+            self.generation.keep()
             try:
                 return self._run(order)
             except UnavailableError:
                 if attempt + 1 == self._settings.attempts:
                     raise
                 self._clock.sleep_ms(RETRY_MS << attempt)
-                if not self._tries_again:
+                if not self.tries_again:
                     raise
         raise InternalError("a round was attempted no times")
 
@@ -509,7 +462,7 @@ class Coordinator:
             }
             if not bad:
                 return order, result
-            self._generation.keep()
+            self.generation.keep()
             order = self._without(order, bad)
 
     def _without(self, order: RoundOrder, bad: Mapping[tuple[str, int, int], BadRecord]) -> RoundOrder:
@@ -570,7 +523,7 @@ class Coordinator:
             self.flows,
             states=states,
             end_of=self._end_of,
-            generation=self._generation.number,
+            generation=self.generation.number,
             now_ms=self._clock.now_ms(),
             limits=self._limits,
         )
@@ -593,13 +546,8 @@ class Coordinator:
                 reason="rounds_given_up",
             ) from error
         self.deliver_outstanding()
-        void = void_of(
-            plan,
-            digest,
-            self.commit,
-            generation=self._generation.number,
-            now_ms=self._clock.now_ms(),
-        )
+        number, now_ms = self.generation.number, self._clock.now_ms()
+        void = void_of(plan, digest, self.commit, generation=number, now_ms=now_ms)
         self._take(self._records.put_commit(void))
         self._delivered = self.commit.change != "" or not self.commit.deliveries
         waits = (f"a smaller round, after {self._given_up} given up: {why}",)
@@ -607,35 +555,17 @@ class Coordinator:
 
     def _take(self, made: tuple[CommitRecord, bytes]) -> None:
         """Continue from a commit: ours, or another coordinator's of the same plan (M3)."""
-        self._generation.check()
+        self.generation.check()
         self.commit, self._digest = made
         self._is_first = False
 
     def _end_of(self, topic: str, partition: int) -> int:
         return self._opened.heads.of(topic, self._opened.setup.partitions[topic])[partition].end
 
-    # -- reporting -------------------------------------------------------------------------------
-
-    def _note_seen(self, result: RoundResult) -> None:
-        now_ms = self._clock.monotonic_ms()
-        for each in result.sources:
-            if each.records:
-                self._seen_ms[each.flow, each.partition] = now_ms
-
     def _tell(self) -> None:
-        self._metrics.standing(
-            self.commit, self.heads, self.lag_seconds(), self._clock.monotonic_ms(), self.lookup_lags
-        )
+        now_ms = self._clock.monotonic_ms()
+        self._metrics.standing(self.commit, self.heads, self.lag_seconds(), now_ms, self.lookup_lags)
 
     def lag_seconds(self) -> dict[str, float]:
         """Return how far each flow's event time is behind now, for flows with records to read."""
         return lag_seconds_of(self.flows, self.commit, self.heads, self._clock.now_ms())
-
-
-def _timings(result: RoundResult) -> dict[str, float]:
-    """The time of all tasks by phase, summed."""
-    sums: dict[str, float] = {}
-    for task in result.tasks:
-        for name, ms in task.timings_ms.items():
-            sums[name] = sums.get(name, 0.0) + ms
-    return sums

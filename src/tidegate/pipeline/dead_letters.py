@@ -28,11 +28,10 @@ import pyarrow as pa
 from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.errors import CorruptError
+from tidegate.pipeline.messages import decode_state, encode_state
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 from tidegate.windows.events import NO_TIME
-
-# -- source state ----------------------------------------------------------------------------------
 
 STATE_VERSION = 1
 
@@ -47,24 +46,12 @@ class SourceState(msgspec.Struct, array_like=True, frozen=True):
     letters: str = ""  # the newest object of dead letters; it names the one before
     letter_count: int = 0
 
+    def encoded(self) -> bytes:
+        return encode_state(STATE_VERSION, self)
 
-def encode_state(state: SourceState) -> bytes:
-    return bytes([STATE_VERSION]) + msgspec.msgpack.encode(state)
-
-
-def decode_state(data: bytes) -> SourceState:
-    """Decode what `encode_state` returned."""
-    if not data:
-        return SourceState()
-    if data[0] != STATE_VERSION:
-        raise CorruptError(
-            f"a source's state has format {data[0]}; this version knows {STATE_VERSION}: run the version that wrote it",
-            kafka_name=None,
-        )
-    try:
-        return msgspec.msgpack.decode(data[1:], type=SourceState)
-    except msgspec.MsgspecError as error:
-        raise CorruptError(f"a source's state cannot be read: {error}", kafka_name=None) from error
+    @classmethod
+    def decoded(cls, data: bytes) -> SourceState:
+        return decode_state(data, STATE_VERSION, cls, "a source")
 
 
 # -- dead letters ----------------------------------------------------------------------------------
@@ -119,7 +106,7 @@ def write_letters(
 
 def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
     """Return all dead letters of a source's state, oldest first."""
-    name, pieces, seen = decode_state(state).letters, list[pa.Table](), set[str]()
+    name, pieces, seen = SourceState.decoded(state).letters, list[pa.Table](), set[str]()
     while name:
         _check_new(name, seen)
         name, table = _read(backend, name)
@@ -129,7 +116,7 @@ def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
 
 def chain_of(backend: StorageBackend, state: bytes, known: Collection[str] = ()) -> list[str]:
     """Return the objects in the chain of a source's state, newest first, up to the first that is already known."""
-    name, found, seen = decode_state(state).letters, list[str](), set[str]()
+    name, found, seen = SourceState.decoded(state).letters, list[str](), set[str]()
     while name and name not in known:
         _check_new(name, seen)
         found.append(name)

@@ -49,12 +49,6 @@ class Decoded(NamedTuple):
         return self._replace(bad_rows=np.array(ordered, np.int64), reasons=tuple(bad[row] for row in ordered))
 
 
-class _Columns(NamedTuple):
-    columns: list[pa.Array]
-    bad_rows: Int64s
-    reasons: tuple[str, ...]
-
-
 class RecordDecoder:
     """Reads the records of one source into `schema`."""
 
@@ -68,23 +62,17 @@ class RecordDecoder:
 
     def decode(self, records: pa.RecordBatch) -> Decoded:
         key, raw = records.column("key"), records.column("value")
-        found = self._columns(raw)
-        absent = None
+        columns, bad_rows, reasons = self._columns(raw)
+        absent, bad = None, dict[int, str]()
         if (self._serde is not None or self._windows is not None) and raw.null_count:
             absent = raw.is_null().to_numpy(zero_copy_only=False)
         if self._windows is not None:
             keys = decode_keys(
                 key, self._windows.key_format, size_ms=self._windows.size_ms, checks=self._windows.checks
             )
-            bounds = [pa.array(keys.start), pa.array(keys.end)]
+            key, columns = keys.inner, [pa.array(keys.start), pa.array(keys.end), *columns]
             bad = {int(row): keys.reason(int(row)) for row in np.flatnonzero(~keys.good)}
-            bad |= zip(found.bad_rows.tolist(), found.reasons, strict=True)
-            rows = sorted(bad)
-            key = keys.inner
-            found = _Columns(
-                [*bounds, *found.columns], np.array(rows, np.int64), tuple(bad[row] for row in rows)
-            )
-        decoded = Decoded(key, self._batch(found.columns), absent, found.bad_rows, found.reasons)
+        decoded = Decoded(key, self._batch(columns), absent, bad_rows, reasons).with_bad(bad)
         if not self._checks_time:
             return decoded
         return decoded.with_bad(self.implausible_times(decoded.values, records.column("timestamp")))
@@ -106,10 +94,10 @@ class RecordDecoder:
             if each != unit:
                 low, high = bounds_of(each)
                 wrong |= (times >= low) & (times < high)
-        said = {int(row): self._says(int(times[row]), unit) for row in np.flatnonzero(wrong)}
+        name = "the record's timestamp" if self._timestamp is None else f"event time {self._timestamp!r}"
+        said = {int(row): f"{name} is {self._says(int(times[row]), unit)}" for row in np.flatnonzero(wrong)}
         if beyond is None:
             return said
-        name = "the record's timestamp" if self._timestamp is None else f"event time {self._timestamp!r}"
         return {
             int(row): f"{name} is {times[row]} {UNITS[unit]}, more than 64 bits of milliseconds can say"
             for row in np.flatnonzero(beyond)
@@ -119,26 +107,21 @@ class RecordDecoder:
         likely = likely_unit(number, unit)
         if likely is None:
             raise InternalError(f"{number} {UNITS[unit]} seemed implausible as an event time")
-        name = "the record's timestamp" if self._timestamp is None else f"event time {self._timestamp!r}"
-        meant = f"{format_moment(in_ms(number, likely))} in {UNITS[likely]}"
-        hint = (
-            f"declare it timestamp[{likely}]"
-            if self._timestamp is not None
-            else "have the producer set milliseconds"
-        )
-        return (
-            f"{name} is {number}: {format_moment(in_ms(number, unit))} in {UNITS[unit]}, but {meant}; {hint}"
-        )
+        here, meant = format_moment(in_ms(number, unit)), format_moment(in_ms(number, likely))
+        hint = "have the producer set milliseconds"
+        if self._timestamp is not None:
+            hint = f"declare it timestamp[{likely}]"
+        return f"{number}: {here} in {UNITS[unit]}, but {meant} in {UNITS[likely]}; {hint}"
 
-    def _columns(self, raw: pa.BinaryArray) -> _Columns:
+    def _columns(self, raw: pa.BinaryArray) -> tuple[list[pa.Array], Int64s, tuple[str, ...]]:
         if self._serde is None:
-            return _Columns([raw], NO_ROWS, ())
+            return [raw], NO_ROWS, ()
         if getattr(self._serde, "fields", None):
             decoded = self._serde.decode_values(raw)
-            return _Columns(decoded.batch.columns, decoded.bad_rows, decoded.reasons)
+            return decoded.batch.columns, decoded.bad_rows, decoded.reasons
         column = self._serde.decode_column(raw)
         columns = column.values.flatten() if pa.types.is_struct(column.values.type) else [column.values]
-        return _Columns(columns, column.bad_rows, column.reasons)
+        return columns, column.bad_rows, column.reasons
 
     def event_time(self, values: pa.RecordBatch, timestamps: pa.Array) -> Int64s:
         """Return the event time of each row: the declared column, or the record's timestamp; -1 where there is none."""

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App
 
 
-# -- explain --------------------------------------------------------------------------------------
-
 _BAD = {
     "fail": "their partition stops there, and says how to resume",
     "drop": "left out and counted",

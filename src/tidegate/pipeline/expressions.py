@@ -1,22 +1,16 @@
-"""Expressions over the columns of events, evaluated a column at a time: SQL, Arrow expressions, Arrow functions.
+"""Expressions over the columns of events, evaluated a column at a time.
 
 | written | is | sees |
 |---|---|---|
 | `"amount"` | a column by its name | |
-| `"amount * 2"` | SQL, evaluated by DuckDB | the columns it names |
+| `"amount * 2"` | SQL, evaluated by DuckDB (optional, loaded at first use) | the columns it names |
 | `pc.field("amount") * 2` | an Arrow expression | every column |
 | `lambda batch: …` | a function of a record batch that returns a column of the same length | every column |
 
 `key` (as its serde reads it), `ts` (event time, UTC), `offset` and `partition` are available unless a column has that
-name. The type of an expression is inferred on an empty batch before anything runs; a result of another type or length
-is refused at run time.
-
-An SQL expression is a function of one row. Refused before anything runs: aggregates, window functions and subqueries
-(their answers would depend on where batches are cut), and volatile functions such as `now()` and `random()` (a
-repeated round must give the same rows). Names ignore case, times are UTC, and the machine's files are out of reach.
-DuckDB is an optional dependency, loaded when the first SQL expression is checked.
-
-Also here: the columns a serde gives, the serde a type takes, and the nearest name to a misspelt one.
+name. Types are inferred on an empty batch before anything runs; a result of another type or length is refused at run
+time. An SQL expression is a function of one row: aggregates, window functions, subqueries (they would depend on where
+batches are cut) and volatile functions such as `now()` (a repeated round must give the same rows) are refused.
 
 Thread rule: one thread at a time for each projection; it can be pickled. Each thread has its own DuckDB connection.
 """
@@ -27,7 +21,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -41,7 +35,6 @@ from pyarrow import acero
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.pipeline.topology import ArrowFunction, Expression, Source
 from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String
-from tidegate.tables.serdes.json import Json
 from tidegate.windows.events import EventBatch
 
 # -- inferring ------------------------------------------------------------------------------------
@@ -140,11 +133,6 @@ def is_object(serde: Serde[Any] | None) -> bool:
     return serde is not None and pa.types.is_struct(serde.arrow_type)
 
 
-def is_any_json(serde: Serde[Any] | None) -> bool:
-    """JSON without declared fields."""
-    return isinstance(serde, Json) and not serde.fields
-
-
 # -- sql ------------------------------------------------------------------------------------------
 
 _ROWS = "batch"
@@ -154,6 +142,13 @@ _IN_EXPRESSIONS = {
     "all", "and", "any", "array", "as", "between", "case", "cast", "collate", "distinct", "else", "end", "false",
     "for", "from", "in", "is", "like", "not", "null", "or", "then", "true", "when",
 }  # fmt: skip
+_REFUSED = {
+    "WINDOW": "(…) OVER (…) looks at other rows, and its answer would depend on where a batch is cut; use "
+    ".window(…).agg(…)",
+    "SUBQUERY": "a subquery has no place in an expression over one row; use .lookup(…) for other tables",
+    "STAR": "* is no expression; name the columns",
+    "PARAMETER": "parameters are not filled in here; write the value into the expression",
+}
 _CLOCKS = {"current_timestamp", "current_date", "current_time", "localtimestamp", "localtime"}
 _own = threading.local()
 
@@ -254,9 +249,7 @@ def typed(text: str, schema: pa.Schema, what: str) -> tuple[SqlExpression, pa.Da
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
     """Return one array, of the types used everywhere else."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # without any chunk it stays chunked
-        array = pa.array([], array.type) if not array.num_chunks else pa.concat_arrays(array.chunks)
+    array = one_array(column)
     kind = array.type
     if pa.types.is_large_string(kind) or kind == pa.string_view():
         return array.cast(pa.string())
@@ -355,37 +348,20 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 def _refuse(node: Mapping[str, Any], what: str) -> None:
     kind = node.get("class")
+    reason = _REFUSED.get(kind or "")
     if kind == "WINDOW":
-        raise InvalidError(
-            f"{what}: {node.get('function_name', 'a function')}(…) OVER (…) looks at other rows, and its "
-            "answer would depend on where a batch is cut; use .window(…).agg(…)"
-        )
-    if kind == "SUBQUERY":
-        raise InvalidError(
-            f"{what}: a subquery has no place in an expression over one row; use .lookup(…) for other tables"
-        )
-    if kind == "STAR":
-        raise InvalidError(f"{what}: * is no expression; name the columns")
-    if kind == "PARAMETER":
-        raise InvalidError(f"{what}: parameters are not filled in here; write the value into the expression")
-    if kind == "FUNCTION":
+        reason = f"{node.get('function_name', 'a function')}{reason}"
+    elif kind == "FUNCTION":
         reason = _why_not(str(node["function_name"]).casefold())
-        if reason is not None:
-            raise InvalidError(f"{what}: {reason}")
+    if reason is not None:
+        raise InvalidError(f"{what}: {reason}")
 
 
 @cache
 def _why_not(name: str, depth: int = 0) -> str | None:
     """Why a function cannot be used; None: it can."""
-    found = (
-        _connection()
-        .execute(
-            "SELECT function_type, stability, macro_definition FROM duckdb_functions() WHERE lower(function_name) "
-            "= ?",
-            [name],
-        )
-        .fetchall()
-    )
+    wanted = "SELECT function_type, stability, macro_definition FROM duckdb_functions() WHERE lower(function_name) = ?"
+    found = _connection().execute(wanted, [name]).fetchall()
     kinds = {kind for kind, _, _ in found}
     if "scalar" in kinds:
         if any(kind == "scalar" and stability not in (None, "CONSISTENT") for kind, stability, _ in found):
@@ -434,8 +410,6 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-# -- expressions ----------------------------------------------------------------------------------
-
 _NO_FIELD = re.compile(r"No match for FieldRef\.Name\(([^)]*)\)")
 
 
@@ -455,19 +429,24 @@ class Projection:
         self._types: list[pa.DataType | None] = [None] * len(columns)
         for place, (name, expression) in enumerate(columns):
             self._add(place, name, expression)
-        self._reads = self._columns_read()
-        self._find_types()
+        self._reads = frozenset(self._plain.values()).union(*(each.reads for each in self._sql.values()))
+        if self._arrow or self._functions:
+            self._reads = frozenset(self._visible.names)
+            none = [pa.array([], each.type) for each in self._visible]
+            found = self._computed(pa.RecordBatch.from_arrays(none, schema=self._visible))
+            for place, array in found.items():
+                self._types[place] = self._fitting(place, array, 0).type
+        for name, kind in zip(self._names, self._types, strict=True):
+            if kind is None or pa.types.is_null(kind):
+                raise InvalidError(
+                    f"{self._what}: {name} has no type, only nulls; cast it, like CAST(NULL AS VARCHAR)"
+                )
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that the expressions give."""
         named = zip(self._names, self._types, strict=True)
         return pa.schema([pa.field(name, kind) for name, kind in named])
-
-    @property
-    def reads_key(self) -> bool:
-        """Whether the expressions use the decoded key."""
-        return "key" in self._reads and self._visible.field("key").type == self._key.arrow_type
 
     def arrays(self, events: EventBatch) -> list[pa.Array]:
         """Return one column for each expression, in their order."""
@@ -482,7 +461,7 @@ class Projection:
             if expression in self._visible.names:
                 self._plain[place] = expression
                 self._types[place] = self._visible.field(expression).type
-            elif is_name(expression) and not sql_keyword(expression):
+            elif expression.isidentifier() and expression.casefold() not in ("true", "false", "null"):
                 raise unknown_column(self._what, expression, self._visible)
             else:
                 self._sql[place], self._types[place] = typed(expression, self._visible, self._what)
@@ -495,23 +474,6 @@ class Projection:
                 f"{self._what}: {name} is a {type(expression).__name__}; an expression is SQL text, an Arrow "
                 "expression or a function over a record batch"
             )
-
-    def _find_types(self) -> None:
-        if self._arrow or self._functions:
-            none = [pa.array([], each.type) for each in self._visible]
-            found = self._computed(pa.RecordBatch.from_arrays(none, schema=self._visible))
-            for place, array in found.items():
-                self._types[place] = self._fitting(place, array, 0).type
-        for name, kind in zip(self._names, self._types, strict=True):
-            if kind is None or pa.types.is_null(kind):
-                raise InvalidError(
-                    f"{self._what}: {name} has no type, only nulls; cast it, like CAST(NULL AS VARCHAR)"
-                )
-
-    def _columns_read(self) -> frozenset[str]:
-        if self._arrow or self._functions:
-            return frozenset(self._visible.names)
-        return frozenset(self._plain.values()) | {name for each in self._sql.values() for name in each.reads}
 
     def _evaluate(self, columns: Mapping[str, pa.Array], rows: int) -> list[pa.Array]:
         found: dict[int, pa.Array] = {place: columns[name] for place, name in self._plain.items()}
@@ -575,14 +537,6 @@ class Projection:
                 f"{self._what}: {name} was {self._types[place]} when the pipeline was defined and is "
                 f"{array.type} for a batch of {rows} rows ({str(error).splitlines()[0]}); cast it to one type"
             ) from None
-
-
-def evaluator(
-    expression: Expression, schema: pa.Schema, key: Serde[Any] | None = None, *, what: str = "an expression"
-) -> Callable[[EventBatch], pa.Array]:
-    """Return one expression as a function from events to a column; `key` is the serde of keys at this point."""
-    projection = Projection([("it", expression)], schema, String() if key is None else key, what=what)
-    return lambda events: projection.arrays(events)[0]
 
 
 class Mapped:
@@ -664,7 +618,10 @@ def _keys(events: EventBatch, key: Serde[Any]) -> pa.Array:
 def called(function: ArrowFunction, batch: pa.RecordBatch, what: str) -> Any:
     """Call a user's function and return its result; if it fails on zero rows, the error says so."""
     if batch.num_rows:
-        return function(batch)
+        try:
+            return function(batch)
+        except SystemExit as end:  # it must not look like the end of the run that somebody asked for
+            raise RuntimeError(f"it called sys.exit({end.code!r})") from end
     try:
         return function(batch)
     except Exception as error:  # the user's code, at the edge: it may raise anything
@@ -682,16 +639,9 @@ def function_name(function: ArrowFunction) -> str:
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def is_name(text: str) -> bool:
-    """Whether a text can only be a column's name."""
-    return text.isidentifier()
-
-
-def sql_keyword(text: str) -> bool:
-    return text.casefold() in {"true", "false", "null"}
 
 
 def shown(expression: Expression) -> str:

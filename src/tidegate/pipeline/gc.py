@@ -1,27 +1,20 @@
 """Garbage collection of commits, plans, packs, parcels, source states and dead letters that no reader can need.
 
-The last `KEPT` commits stay readable with everything they name. The rules below say what is removed, and why that is
-safe while other coordinators and attempts may still run:
+The last `KEPT` commits stay readable with everything they name. Other coordinators and attempts may still run:
 
-G1  *Known dead.* Objects that expiring commits name and no retained commit does. Names are unique to an attempt and a
-    committed object is never named again, so they cannot be needed again. They are removed at once, before the
-    commits that name them; after a crash in between the next pass removes the rest.
-G2  *Delivered.* The parcels of commit N, once commit N+1 exists and does not carry them over: the round after a
-    commit is committed only when the commit's parcels are in the log. Removed at once.
-G3  *Orphans.* Objects that no commit names: of attempts that died or lost, or that a task wrote and merged away. They
-    are removed when they are older than the grace. A round that took longer than half of it is not committed
-    (`coordinator`, M4), and commits are read after all objects were listed; so an object that is old and unnamed then
-    stays unnamed for ever, even if the removing process was suspended in between. Dead letters are named by the
-    states of sources and by each other; if one of these chains cannot be followed to its end, no dead letters are
-    removed. Ages are measured by the store's clock, which stamps the objects: each pass publishes a mark, whose stamp
-    is "now". The wall clock of this machine is not used. When the store's clock jumps, no orphans are removed for the
-    grace time.
+G1  *Known dead.* Objects that only expiring commits name: names are unique to an attempt and never used again. They
+    are removed at once, before the commits; after a crash in between the next pass removes the rest.
+G2  *Delivered.* The parcels of commit N, once commit N+1 exists and does not carry them over.
+G3  *Orphans.* Objects that no commit names are removed when older than the grace: a round that took longer than half
+    of it is not committed (`coordinator`, M4), and commits are read after all objects were listed. If a chain of dead
+    letters cannot be followed to its end, none are removed. Ages are measured by the store's clock, with a mark that
+    each pass publishes; when that clock jumps, no orphans are removed for the grace time.
 G4  *Plans* up to the newest commit decide nothing any more. Those of retained commits are kept with them.
-G5  *Commits* older than the retained ones. A coordinator that was suspended during their removal and creates one
-    again is fenced by the lease (`checkpoint`, R5): the lease itself is never removed, and its epoch never decreases.
+G5  *Commits* older than the retained ones. A suspended coordinator that creates one again is fenced by the lease
+    (`checkpoint`, R5), which is never removed.
 
-A pass consists of many small steps, so that a round never waits long for it. The first pass begins with a run, and
-is completed when the run ends, however short the run is.
+A pass consists of many small steps, so that a round never waits long. The first one begins with a run, and is
+completed when the run ends.
 
 Thread rule: one coordinator, one thread.
 """
@@ -36,7 +29,7 @@ from tidegate.clock import Clock
 from tidegate.errors import ConflictError, CorruptError, TidegateError, UnavailableError
 from tidegate.pipeline.checkpoint import KEPT, CommitRecord, Records
 from tidegate.pipeline.dead_letters import chain_of
-from tidegate.storage.backends.base import TEMPORARY, MissingObjectError, ObjectInfo, StorageBackend
+from tidegate.storage.backends.base import TEMPORARY, MissingObjectError, ObjectInfo
 from tidegate.storage.manifest import Token, is_task_object, reachable
 
 STEP_MS: Final = 20
@@ -48,10 +41,8 @@ _log = logging.getLogger(__name__)
 class Collector:
     """Removes unneeded objects, a step at a time."""
 
-    def __init__(
-        self, backend: StorageBackend, records: Records, *, clock: Clock, grace_ms: int, every_ms: int
-    ) -> None:
-        self._backend = backend
+    def __init__(self, records: Records, *, clock: Clock, grace_ms: int, every_ms: int) -> None:
+        self._backend = records.backend
         self._records = records
         self._clock = clock
         self._grace_ms = grace_ms

@@ -1,22 +1,17 @@
 """Order events of several source partitions, hold back those whose turn has not come, and regroup them into batches.
 
-The order is (stamp, source partition, offset); the stamp is the stream time at the event's own place in its
-partition. Stamps never decrease within a partition, so this is a merge of sorted streams. The *frontier* of a
-partition (stream time, partition, next offset) is a lower bound of its later events. An event is processed once it
-is below the frontiers of all partitions that are waited for; until then the task keeps it in a store:
+The order is (stamp, source partition, offset); the stamp is the stream time at the event's own place in its partition,
+where stamps never decrease. The *frontier* of a partition (stream time, partition, next offset) is a lower bound of
+its later events. An event is processed once it is below the frontiers of all partitions that are waited for; until
+then the task keeps it in a store:
 
     key = source partition, 4 bytes | ts = stamp | payload: number, offset, event time, event's key, user's columns
 
-O1  the sequence of processed events over all rounds does not depend on how the log is cut into rounds, as long as
-    every partition with records to come is waited for. The round's plan names these partitions (`planner`).
-O2  events of one partition leave in the order they came, also if offsets start again because the topic was created
-    again. Rows are numbered when stored, so one number per partition says which rows are still held back.
-B1  where batches are cut depends on the events alone, row by row, not on the pieces they arrived in: a repeated round
-    must give the same bytes.
-B2  a batch is at most an eighth of the memory that the storage limit leaves besides its pool. If updates are sent,
-    batches are larger, because only the last row of a window counts.
-
-Between processes events travel as one Arrow IPC stream (`pack`, `unpack`).
+O1  the sequence of processed events does not depend on how the log is cut into rounds, as long as every partition
+    with records to come is waited for; the round's plan names these (`planner`).
+O2  events of one partition leave in the order they came, also if offsets start again: rows are numbered when stored.
+B1  where batches are cut depends on the events alone, row by row, not on the pieces they arrived in.
+B2  a batch is at most an eighth of the memory that the storage limit leaves besides its pool.
 
 Thread rule: one thread for each task.
 """
@@ -32,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.errors import CorruptError
-from tidegate.pipeline.messages import Held
+from tidegate.pipeline.messages import Held, decode_state, encode_state
 from tidegate.pipeline.transforms import Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec, Time, WorkerStorageRuntime
 from tidegate.storage.runs.columns import int64_column
@@ -94,29 +88,24 @@ def join_events(batches: Sequence[EventBatch]) -> EventBatch:
     if len(batches) == 1:
         return batches[0]
     values = [batch.values for batch in batches]
+    changes = [batch.changes for batch in batches if batch.changes is not None]
     return EventBatch(
         key=pa.concat_arrays([batch.key for batch in batches]),
         ts=np.concatenate([batch.ts for batch in batches]),
         offset=np.concatenate([batch.offset for batch in batches]),
         partition=np.concatenate([batch.partition for batch in batches]),
         stream_time=np.concatenate([batch.stream_time for batch in batches]),
-        values=pa.concat_batches(values) if values[0].num_columns else _rows_alone(batches),
-        changes=_joined_changes([batch.changes for batch in batches if batch.changes is not None]),
+        values=pa.concat_batches(values)
+        if values[0].num_columns
+        else _values([], values[0].schema, sum(map(len, batches))),
+        changes=RowChanges(
+            row=pa.concat_arrays([each.row for each in changes]),
+            weight=np.concatenate([each.weight for each in changes]),
+            written=np.concatenate([each.written for each in changes]),
+        )
+        if changes
+        else None,
     )
-
-
-def _joined_changes(changes: Sequence[RowChanges]) -> RowChanges | None:
-    if not changes:
-        return None
-    return RowChanges(
-        row=pa.concat_arrays([each.row for each in changes]),
-        weight=np.concatenate([each.weight for each in changes]),
-        written=np.concatenate([each.written for each in changes]),
-    )
-
-
-def _rows_alone(batches: Sequence[EventBatch]) -> pa.RecordBatch:
-    return _values([], batches[0].values.schema, sum(map(len, batches)))
 
 
 def _values(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -158,10 +147,14 @@ def in_batches(
             if fitting == len(piece):
                 break
             piece = piece.slice(fitting, len(piece))
-            yield _joined(waiting, timings)
+            with timings("join"):
+                joined = join_events(waiting)
+            yield joined
             waiting, rows_left, bytes_left = [], rows, size
     if waiting:
-        yield _joined(waiting, timings)
+        with timings("join"):
+            joined = join_events(waiting)
+        yield joined
 
 
 def fits(piece: EventBatch, rows: int, size: int, *, alone: bool) -> tuple[int, int]:
@@ -213,11 +206,6 @@ def _width(kind: pa.DataType) -> int | None:
     return NESTED_BYTES
 
 
-def _joined(waiting: list[EventBatch], timings: Timings) -> EventBatch:
-    with timings("join"):
-        return join_events(waiting)
-
-
 # -- held events -----------------------------------------------------------------------------------
 
 STORE: Final = "held"
@@ -267,19 +255,10 @@ class HeldState:
         return self._index
 
     def encode_progress(self) -> bytes:
-        return bytes([VERSION]) + msgspec.msgpack.encode(self.saved)
+        return encode_state(VERSION, self.saved)
 
     def restore_progress(self, data: bytes) -> None:
-        if data and data[0] != VERSION:
-            raise CorruptError(
-                f"held-back events have format {data[0]}; this version knows {VERSION}: run the version that "
-                "wrote them",
-                kafka_name=None,
-            )
-        try:
-            self.saved = msgspec.msgpack.decode(data[1:], type=_Saved) if data else _Saved()
-        except msgspec.MsgspecError as error:
-            raise CorruptError(f"held-back events cannot be read: {error}", kafka_name=None) from error
+        self.saved = decode_state(data, VERSION, _Saved, "held-back events")
 
 
 class HeldEvents:

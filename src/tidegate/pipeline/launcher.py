@@ -21,14 +21,14 @@ from tidegate.log.locks import LOCK_NAME
 from tidegate.log.log import Log, folder_path, is_kafka, open_log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.checkpoint import Records
-from tidegate.pipeline.coordinator import Coordinator, Engine, Targets
+from tidegate.pipeline.coordinator import Coordinator, Engine
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.local_engine import LocalEngine
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
-from tidegate.pipeline.lookup import LookedUpTables
+from tidegate.pipeline.lookup import TableCommits
 from tidegate.pipeline.messages import Delivery
 from tidegate.pipeline.progress import Progress
-from tidegate.pipeline.query import Run, Tracker
+from tidegate.pipeline.query import Run
 from tidegate.pipeline.recovery import Opened, open_app
 from tidegate.pipeline.sampling import check_fields
 from tidegate.pipeline.settings import RunSettings, WorkerSetup
@@ -63,23 +63,19 @@ def start_run(
     only.
     """
     settings = settings or RunSettings()
-    if clock is None and scheduler is None:
-        scheduler = ThreadScheduler(SystemClock(), f"tidegate-lease-{setup.app}")
-        owns_scheduler = True
-    else:
-        owns_scheduler = False
-    clock = clock or SystemClock()
+    setup = replace(setup, storage=replace(setup.storage, garbage_grace_ms=settings.grace_ms))
     randomness = randomness or SystemRandomness()
     metrics = metrics or Metrics()
     with ExitStack() as resources:
-        if owns_scheduler and scheduler is not None:
+        if clock is None and scheduler is None:
+            scheduler = ThreadScheduler(SystemClock(), f"tidegate-lease-{setup.app}")
             resources.callback(scheduler.close)
+        clock = clock or SystemClock()
         if backend is None:
             backend = open_backend(setup.state, files=files, clock=clock, randomness=randomness)
             resources.callback(backend.close)
         records = Records(backend, setup.app)
         generation = AppLease(
-            backend,
             records,
             clock=clock,
             randomness=randomness,
@@ -99,16 +95,14 @@ def start_run(
             )
         opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
         opened = replace(opened, notes=(*opened.notes, *fields.notes))
-        resources.callback(opened.heads.close)
         made, deliver = _engine(engine, opened, resources, log, backend, clock, randomness, files, metrics)
-        tables = LookedUpTables(
+        tables = TableCommits(
             backend, log, opened.heads, opened.setup.flows, clock=clock, randomness=randomness
         )
         resources.callback(tables.close)
         coordinator = Coordinator(
             opened,
             made,
-            backend,
             deliver,
             clock=clock,
             randomness=randomness,
@@ -116,16 +110,17 @@ def start_run(
             settings=settings,
             tables=tables,
         )
-        tracker = Tracker(opened, coordinator, clock=clock, processes=made.processes)
+        topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
         run = Run(
             opened,
             made,
             coordinator,
-            tracker,
             clock=clock,
             settings=settings,
             resources=resources.pop_all(),
-            look=_looking(log, opened),
+            look=lambda: LogEndOffsets(log).ends(
+                topics
+            ),  # of its own: other threads than the coordinator's look
             show=progress,
         )
     return run.begin() if begins else run
@@ -197,18 +192,3 @@ def _open_log(setup: WorkerSetup, settings: RunSettings, files: Files | None, cl
         return open_log(setup.log, files=files, clock=clock, maintenance=True)
     log: Log | KafkaLog = open_app_log(setup.log, setup.client, files=files, clock=clock)
     return log
-
-
-def _looking(log: Log | KafkaLog, opened: Opened) -> Callable[[], Targets]:
-    """Return a function that looks up the sources' log end offsets, for threads other than the coordinator's."""
-    topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
-
-    def look() -> Targets:
-        heads = LogEndOffsets(log)
-        try:
-            found = heads.look(topics)
-        finally:
-            heads.close()
-        return {(topic, number): head.end for topic, each in found.items() for number, head in each.items()}
-
-    return look

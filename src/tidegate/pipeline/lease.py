@@ -1,16 +1,12 @@
 """The lease of an app: which process runs it, renewed during long rounds, and the generation in all records.
 
-The lease avoids duplicate work and makes a second process fail fast; results do not depend on it. Two coordinators
-at the same time, one of them resumed after its lease ran out, are separated by the stored records (`checkpoint`,
-R1–R4) and by a check of the lease after each commit (R5).
+The lease avoids duplicate work; results do not depend on it (`checkpoint`, R1–R5).
 
 G1  of any number of processes one gets the lease; the error of the others names its holder.
-G2  a dead process of this machine does not block: its lease is taken at once. One of another machine blocks until its
-    lease has run out. A live process of this machine that did not renew in time (it was stopped, say) blocks for as
-    long as it holds files that a run needs (`in_use`): the next process waits for it, for as long as a lease lasts,
-    and then leaves the lease to it. So one of the two continues.
-G3  the lease is renewed by a thread of its own, so a round may take any time; if renewing fails because another
-    process has the lease, `check` raises.
+G2  a dead process of this machine does not block; one of another machine does until its lease has run out. A live
+    process of this machine that did not renew in time blocks while it holds files that a run needs (`in_use`): the next
+    process waits for as long as a lease lasts, and then leaves the lease to it.
+G3  a thread renews the lease, so a round may take any time; `check` raises if another process has it.
 
 Thread rule: safe from any thread.
 """
@@ -28,7 +24,6 @@ from tidegate.errors import ConflictError, FencedError, TidegateError
 from tidegate.pipeline.checkpoint import Records
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
-from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.commits import Lease, read_lease
 
 PAUSE_MS: Final = 100
@@ -39,7 +34,6 @@ class AppLease:
 
     def __init__(
         self,
-        backend: StorageBackend,
         records: Records,
         *,
         clock: Clock,
@@ -49,12 +43,13 @@ class AppLease:
         in_use: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`in_use` names a resource that another process has open and a run of this app needs, or None."""
-        self._backend = backend
         self._records = records
         self._clock = clock
         self._lease_ms = lease_ms
         self._lock = threading.Lock()
-        self._lease = Lease(backend, records.lease_name, clock=clock, randomness=randomness, ttl_ms=lease_ms)
+        self._lease = Lease(
+            records.backend, records.lease_name, clock=clock, randomness=randomness, ttl_ms=lease_ms
+        )
         self._lost: TidegateError | None = None
         self._await_overdue_owner(in_use)
         made = [] if records.newest() is None else [records.newest_sound()[0].generation]
@@ -111,7 +106,7 @@ class AppLease:
         """After a commit was created: `FencedError` unless the backend still has the lease as ours."""
         with self._lock:
             self._raise_lost()
-            found = read_lease(self._backend, self._records.lease_name)
+            found = read_lease(self._records.backend, self._records.lease_name)
         if found is None or found[0].epoch != self.number:
             raise self._fenced()
 

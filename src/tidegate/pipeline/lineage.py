@@ -1,9 +1,4 @@
-"""Explain the value of a window of an app's table: the source records that belong to it, and the outcome of each.
-
-The source topic is read again, from the window's start (and earlier by the deduplication horizon), up to a number of
-records. Where event time is a column of the values, the log has no index of it: then the whole topic is read, up to
-that number. The flow's own steps are applied to the records of the key. Records that were set aside come from the
-app's late table and dead letters, so these outcomes are the app's own.
+"""Explain a window of an app's table: the source records that belong to it, each with its outcome.
 
 | outcome | the record |
 |---|---|
@@ -15,9 +10,9 @@ app's late table and dead letters, so these outcomes are the app's own.
 | dead letter | could not be read or was proven corrupt, and was set aside with the reason |
 | waiting | is in the topic, and not in this commit yet |
 
-A lookup, and a function that only the app's program has, are not applied, nor is what follows them, except
-`drop_duplicates` by columns of the source; a note says so. Only for flows whose state is kept by the source's own key
-(a re-keyed window has records of every partition), and not for windows over the changes of another table.
+The source is read again from the window's start (earlier by the deduplication horizon; from the topic's start where
+event time is a column), up to a number of records, and the flow's steps are applied. Lookups and functions of the
+app's program are not, nor what follows them; a note says so. Not for re-keyed flows and windows over changes.
 
 Thread rule: pure functions, except for reading the log.
 """

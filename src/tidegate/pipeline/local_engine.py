@@ -18,16 +18,7 @@ from tidegate.files import Files
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log
 from tidegate.metrics import Metrics
-from tidegate.pipeline.held_events import Frontiers
-from tidegate.pipeline.messages import (
-    Delivery,
-    RoundOrder,
-    RoundResult,
-    SourceOrder,
-    SourceResult,
-    TaskOrder,
-    TaskResult,
-)
+from tidegate.pipeline.messages import Delivery, RoundOrder, RoundResult, SourceOrder, SourceResult
 from tidegate.pipeline.settings import WorkerSetup
 from tidegate.pipeline.worker import Worker
 from tidegate.randomness import Randomness
@@ -73,8 +64,7 @@ class LocalEngine:
         readings = [self._submit(self._read_and_split, order, source) for source in shuffled]
         own = {(each.flow, each.partition): each for each in order.sources if each.flow not in rekeyed}
         done = [
-            self._submit(self._work_on_source, order, task, own.get((task.flow, task.task)))
-            for task in direct
+            self._submit(self._worker.do, order, task, own.get((task.flow, task.task))) for task in direct
         ]
         _settle([*readings, *done])
         split = [future.result() for future in readings]
@@ -89,14 +79,21 @@ class LocalEngine:
         frontiers = {flow: order.frontiers_after(flow, reached.get(flow, {})) for flow in rekeyed}
         self._expect(len(order.tasks) - len(direct))
         gathered = [
-            self._submit(self._work, order, task, parts.pop((task.flow, task.task), []), frontiers[task.flow])
+            self._submit(
+                self._worker.do,
+                order,
+                task,
+                None,
+                parts.pop((task.flow, task.task), []),
+                frontiers[task.flow],
+            )
             for task in order.tasks
             if task.flow in rekeyed
         ]
         _settle(gathered)
-        shards = [future.result() for future in gathered]
+        together += [future.result() for future in gathered]
         sources = [result for result, _ in split] + [each for each, _ in together if each is not None]
-        return RoundResult(tuple(sources), (*(each for _, each in together), *shards))
+        return RoundResult(tuple(sources), tuple(each for _, each in together))
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Deliver the coordinator's own parcels through the same worker, so that one process opens a partition once."""
@@ -121,28 +118,6 @@ class LocalEngine:
                 self._worker.runtime.backlog.job_done()
 
         return self._threads.submit(counted)
-
-    def _work_on_source(
-        self, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
-    ) -> tuple[SourceResult | None, TaskResult]:
-        """Run a co-partitioned task with the source of its number, if the source has records to read."""
-        if source is None:
-            return None, self._work(order, task, ())
-        reading = self._worker.read(source, order.tick_of(source.flow))
-        result = self._work(order, task, reading)
-        return reading.result(), result
-
-    def _work(
-        self,
-        order: RoundOrder,
-        task: TaskOrder,
-        events: Iterable[EventBatch],
-        frontiers: Frontiers | None = None,
-    ) -> TaskResult:
-        tick = order.tick_of(task.flow)
-        return self._worker.work(
-            task, tick, order.round, events, incarnation=order.incarnation, frontiers=frontiers
-        )
 
     def _read_and_split(
         self, order: RoundOrder, source: SourceOrder

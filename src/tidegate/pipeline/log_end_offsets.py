@@ -30,12 +30,14 @@ class LogEndOffsets:
         self._log = log
         self._views: dict[tuple[str, int], PartitionView] = {}
 
-    def close(self) -> None:
-        self._views.clear()
-
     def look(self, topics: Mapping[str, int]) -> dict[str, dict[int, Head]]:
         """Return the offsets of so many partitions of each topic."""
         return {topic: self.of(topic, partitions) for topic, partitions in topics.items()}
+
+    def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
+        """Return the log end offset of each partition, as targets for catching up."""
+        found = self.look(topics)
+        return {(topic, number): head.end for topic, each in found.items() for number, head in each.items()}
 
     def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
         """Return the current state of each topic, with its id; `UnavailableError` if a topic is gone."""

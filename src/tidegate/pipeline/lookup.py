@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from tidegate.clock import Clock
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
-from tidegate.pipeline.expressions import Projection, key_serde_for, shown
+from tidegate.pipeline.expressions import Projection, key_serde_for, one_array, shown
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.topology import Lookup
@@ -41,8 +41,6 @@ from tidegate.tables.serdes.base import Bytes, Serde
 from tidegate.tables.serdes.json import serde_from, stored_serde
 from tidegate.tables.snapshot import StoredSnapshot, stored_snapshot, task_of
 from tidegate.windows.events import EventBatch
-
-# -- lookups --------------------------------------------------------------------------------------
 
 _PLAIN_KEYS: Final = frozenset({"bytes", "string", "int", "long", "double"})
 
@@ -97,7 +95,7 @@ class LookupStage:
         if self._step.required:
             kept = place.is_valid().to_numpy(zero_copy_only=False)
             events, place = events.take(kept), place.filter(pa.array(kept))
-        decoded = self._step.value.decode_column(_one(found["value"])).require_good()
+        decoded = self._step.value.decode_column(one_array(found["value"])).require_good()
         columns = [*events.values.columns]
         for (wanted, _), field in zip(self._step.columns, self._columns, strict=True):
             column = pc.struct_field(decoded, wanted) if pa.types.is_struct(decoded.type) else decoded
@@ -204,19 +202,8 @@ def table_commits(backend: StorageBackend, table: str) -> CommitList:
     return found[0]
 
 
-def newest_commits(backend: StorageBackend, tables: list[str]) -> dict[str, int]:
-    """Return the commits that a plan names for a round with lookups in these tables."""
-    return {table: table_commits(backend, table).commits[-1].number for table in tables}
-
-
 _NO_ROWS = pa.record_batch({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
 
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-
-
-# -- lookups --------------------------------------------------------------------------------------
 
 REFRESH_MS: Final = 1000
 IDLE_MS: Final = 10_000
@@ -226,29 +213,7 @@ logger = logging.getLogger(__name__)
 
 
 class TableCommits:
-    """The commits of lookup tables, as planning needs them."""
-
-    def __init__(self, backend: StorageBackend) -> None:
-        self._backend = backend
-        self.lags: dict[str, int] = {}
-
-    def newest(self, tables: Iterable[str]) -> dict[str, int]:
-        """Return the newest commit of each table; `UnavailableError` if one has none yet."""
-        return newest_commits(self._backend, list(tables))
-
-    def are_kept(self, planned: Mapping[str, int]) -> bool:
-        """Whether a plan's commits can still be read: a table keeps only its last ones."""
-        return all(
-            any(each.number == number for each in table_commits(self._backend, table).commits)
-            for table, number in planned.items()
-        )
-
-    def close(self) -> None:
-        """Close the tables that are built here."""
-
-
-class LookedUpTables(TableCommits):
-    """The commits of lookup tables, some of which this process keeps up to date."""
+    """The commits of lookup tables, as planning needs them; this process keeps some of the tables up to date."""
 
     def __init__(
         self,
@@ -260,7 +225,8 @@ class LookedUpTables(TableCommits):
         clock: Clock,
         randomness: Randomness,
     ) -> None:
-        super().__init__(backend)
+        self._backend = backend
+        self.lags: dict[str, int] = {}
         self._log, self._heads = log, heads
         self._clock, self._randomness = clock, randomness
         self._looked_ms: int | None = None
@@ -278,20 +244,28 @@ class LookedUpTables(TableCommits):
                     own = key if step.key is None else key_serde_for(kind, "lookup")
                     self._wanted.setdefault(step.table, (step, own))
 
-    def newest(self, tables: Iterable[str]) -> dict[str, int]:
-        names = list(tables)
+    def newest(self) -> dict[str, int]:
+        """Return the newest commit of each table; `UnavailableError` if one has none yet."""
         now_ms = self._clock.monotonic_ms()
-        if names and (self._looked_ms is None or now_ms - self._looked_ms >= REFRESH_MS):
-            for name in names:
+        if self._looked_ms is None or now_ms - self._looked_ms >= REFRESH_MS:
+            for name in self._wanted:
                 self._refresh(name)
             self._looked_ms = self._clock.monotonic_ms()
-        return super().newest(names)
+        return {
+            table: table_commits(self._backend, table).commits[-1].number for table in sorted(self._wanted)
+        }
+
+    def are_kept(self, planned: Mapping[str, int]) -> bool:
+        """Whether a plan's commits can still be read: a table keeps only its last ones."""
+        return all(
+            any(each.number == number for each in table_commits(self._backend, table).commits)
+            for table, number in planned.items()
+        )
 
     def close(self) -> None:
+        """Close the tables that are built here."""
         for name in list(self._builders):
             self._let_go(name)
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _refresh(self, name: str) -> None:
         try:
@@ -308,9 +282,8 @@ class LookedUpTables(TableCommits):
             logger.warning("table %s, which is looked up, cannot be kept up to date here: %s", name, error)
         known = load_commits(self._backend, name)
         lag = None if known is None else records_behind(self._heads, known[0])
-        if lag is None:
-            self.lags.pop(name, None)
-        else:
+        self.lags.pop(name, None)
+        if lag is not None:
             self.lags[name] = lag
 
     def _claimed(self, name: str) -> Materialiser | None:
@@ -364,13 +337,10 @@ def table_lags(
     """Yield each table with its commits (None before the first) and its lag (None where the topic is not in the
     log)."""
     heads = LogEndOffsets(log)
-    try:
-        for table in tables:
-            found = load_commits(backend, table)
-            known = None if found is None or not found[0].commits else found[0]
-            yield table, known, None if known is None else records_behind(heads, known)
-    finally:
-        heads.close()
+    for table in tables:
+        found = load_commits(backend, table)
+        known = None if found is None or not found[0].commits else found[0]
+        yield table, known, None if known is None else records_behind(heads, known)
 
 
 def records_behind(heads: LogEndOffsets, known: CommitList) -> int | None:

@@ -19,6 +19,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from tidegate.errors import CorruptError
+
 # -- names ----------------------------------------------------------------------------------------
 
 
@@ -32,19 +34,13 @@ def storage_task(app: str, flow: str, task: int) -> str:
     return f"{component(app)}/{component(flow)}/{task}"
 
 
-def parcel_folder(app: str, flow: str, task: int) -> str:
-    return f"apps/{component(app)}/parcels/{component(flow)}/{task}"
-
-
 def parcel_name(app: str, flow: str, task: int, round: int, unique: str) -> str:
-    return f"{parcel_folder(app, flow, task)}/{round:010d}-{unique}"
+    return f"apps/{component(app)}/parcels/{component(flow)}/{task}/{round:010d}-{unique}"
 
 
 def letters_name(app: str, flow: str, partition: int, start: int, unique: str) -> str:
     return f"apps/{component(app)}/letters/{component(flow)}/{partition}/{start:020d}-{unique}"
 
-
-# -- orders ---------------------------------------------------------------------------------------
 
 Any_ = TypeVar("Any_")
 
@@ -241,6 +237,26 @@ class RoundResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sources: tuple[SourceResult, ...]
     tasks: tuple[TaskResult, ...]
+
+
+def encode_state(version: int, value: msgspec.Struct) -> bytes:
+    """Encode a state that checkpoints keep: u8 version | MessagePack."""
+    return bytes([version]) + msgspec.msgpack.encode(value)
+
+
+def decode_state(data: bytes, version: int, kind: type[Any_], what: str) -> Any_:
+    """Decode what `encode_state` returned; no bytes are the initial state. `what` names the state in errors."""
+    if not data:
+        return kind()
+    if data[0] != version:
+        raise CorruptError(
+            f"{what}: the state has format {data[0]}; this version knows {version}: run the version that wrote it",
+            kafka_name=None,
+        )
+    try:
+        return msgspec.msgpack.decode(data[1:], type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"{what}: the state cannot be read: {error}", kafka_name=None) from error
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -27,10 +27,10 @@ from tidegate.pipeline.sink import writing
 from tidegate.pipeline.topology import Aggregate, Dedupe, Lookup, Step
 from tidegate.pipeline.transforms import (
     Around,
+    FailedStep,
     Stage,
     Stateless,
     Timings,
-    bad_records,
     can_fail,
     places_of,
     raise_if_transient,
@@ -183,7 +183,6 @@ class TaskChain:
         self.bad: list[BadRecord] = []
         """Records that a step failed on; what the chain keeps is then not to be kept."""
         self._names: list[str] = []
-        self._only_first = flow.source.on_error == "fail"
         self._reducers = [each for place in range(len(flow.steps)) for each in _reducers(flow, place)]
         self._needed = {name: needed_columns(flow.steps[place]) for place, name in flow.operators.items()}
         place = cut_of(flow)
@@ -285,15 +284,8 @@ class TaskChain:
             try:
                 stage(events)
             except Exception as failed:  # noqa: BLE001 - the user's code: it may raise anything
-                found = bad_records(
-                    name,
-                    stage,
-                    events,
-                    failed,
-                    topic=self._flow.source.topic,
-                    only_first=self._only_first,
-                )
-                self.bad += found.values()
+                step = FailedStep(name, stage, self._flow.source.topic, self._flow.source.on_error == "fail")
+                self.bad += step.bad_records(events, failed).values()
         if self.bad:
             return
         if self._reducers and not isinstance(error, TidegateError):
@@ -328,8 +320,6 @@ class TaskChain:
         for link in self.links:
             if isinstance(link, Retractions):
                 link.drop_before(floor - window.kind.grace_ms - window.kind.size_ms)
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _add(self, link: Link, name: str) -> None:
         self.links.append(link)

@@ -1,36 +1,22 @@
 """Plan the next round as a value: offset ranges, watermarks, losses, stopped partitions, and how many records to read.
 
-P1  a range starts where the last commit ended, and ends at the log end offset, within the round size and the backlog
-    limit.
-P2  a round is planned if there is something to read, a tick is due, the end of input was requested, or a partition
-    has to be stopped. Otherwise the planner returns `Rest`: until when, and what is left to read. `Rest` with records
-    left is never "caught up".
-P3  a co-partitioned task takes part if its source has records or its tick is due; the tasks of a re-keyed flow take
-    part together.
-P4  an ordered flow (`FlowFacts.is_ordered`) waits for every partition that is not silent. If it holds back more
-    records than one round reads, only partitions without held-back records are read. The partition that all others
-    wait for is one of them, so held-back records do not grow while it can be read. At the end of a run with target
-    offsets, partitions that reached their target are not waited for, unless silence never counts. With a full
-    backlog, a run without targets reads nothing that would only wait.
-P5  offsets that are missing from the log stop the partition (`on_loss="stop"`) with the command that resumes it, or
-    are recorded as a permanent loss ("accept").
-P6  offsets belong to one topic. If the name now belongs to another topic (deleted and created again), the partition
-    is stopped whatever its offsets are.
-
-Watermarks. A re-keyed flow's watermark is the least stream time of its partitions that are not silent. It is recorded
-in the plan, so that a repeated round uses the same one, and it never decreases.
-
+P1  a range starts where the last commit ended and ends at the log end offset, within round size and backlog limit.
+P2  a round is planned if there is something to read, a tick is due, the input ends, or a partition has to be stopped;
+    else `Rest`: until when, and what is left. `Rest` with records left is never "caught up".
+P3  a co-partitioned task takes part if its source has records or its tick is due; those of a re-keyed flow together.
+P4  an ordered flow (`FlowFacts.is_ordered`) waits for every partition that is not silent. If it holds back more than a
+    round reads, only partitions without held-back records are read, so these do not grow. At the end of a run with
+    targets, partitions that reached theirs are not waited for, unless silence never counts.
+P5  missing offsets stop the partition (`on_loss="stop"`), with the command that resumes it, or become a `Loss`.
+P6  offsets belong to one topic: a partition stops if its topic was deleted and created again.
 W1  a partition with records to read is never silent, also if this run ends before them.
-W2  a partition is silent if this process saw no record of it for `idle_after_ms` of monotonic time. Time in which the
-    app did not run does not count.
+W2  a partition is silent if this process saw no record of it for `idle_after_ms` of monotonic time.
 W3  a stopped partition holds the watermark back, because its records are missing; progress names it.
-W4  if all partitions are silent, the greatest stream time counts; with `idle_close_ms` it then follows the clock. A
-    flow without any record has no watermark.
-W5  a co-partitioned flow needs ticks only to close windows by the clock (`idle_close_ms`), until no open window is
-    left.
+W4  if all partitions are silent the greatest stream time counts; with `idle_close_ms` it then follows the clock.
+W5  a co-partitioned flow needs ticks only to close windows by the clock (`idle_close_ms`), until none is open.
 
-Round size. The first round is small, so that results appear soon. Later sizes follow the measured throughput, by at
-most a factor of four per round, unless the size is fixed.
+A re-keyed flow's watermark is the least stream time of its partitions that are not silent; it is recorded in the plan
+and never decreases. The first round is small; later sizes follow the throughput, by a factor of four at most.
 
 Thread rule: pure functions, except for the memory of `Backpressure` and `RoundSizes` (one coordinator thread).
 """
@@ -52,7 +38,7 @@ from tidegate.pipeline.checkpoint import (
     SourceLine,
     TaskLine,
 )
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.log_end_offsets import Head
 from tidegate.pipeline.messages import Held, Stop, Tick, resume_command
 from tidegate.pipeline.settings import OnLoss
@@ -74,7 +60,6 @@ class RoundSizes:
         self._fixed = fixed
         self._next = fixed or first
         self._target_ms = target_ms
-        self._was_cut = False
 
     @property
     def records(self) -> int:
@@ -239,10 +224,9 @@ class Rest:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, the records that it leaves in the log, and what holds others back."""
+    """A plan, and what holds other partitions back."""
 
     plan: PlanRecord
-    left_records: int
     waiting_for: tuple[str, ...] = ()
 
 
@@ -262,23 +246,22 @@ class _Draft:
 def plan_round(now: Situation, backpressure: Backpressure) -> Planned | Rest:
     """Plan the next round, or rest; `OverloadError` if the app can never continue."""
     draft = _Draft()
-    sources = _by_source(now)
+    sources = {(line.flow, line.partition): line for line in now.commit.sources if line.flow in now.flows}
     lags = _lags(now, sources, draft)
     lag = _once(now.flows, lags)
     held = held_of(now.flows, now.commit)
     marks = _tick(now, sources, held, draft)
     _order(now, sources, marks, held, draft, is_read=not lag and not draft.halts)
-    _admit(now, backpressure, _not_ahead(now, lags, held), marks, held, draft)
+    _admit(now, sources, backpressure, _not_ahead(now, lags, held), marks, held, draft)
     if now.closing and not lag and not draft.halts:
         _close(now, sources, held, draft)
     for (flow, partition), each in draft.ranges.items():
         if each.stop > each.start:
-            draft.tasks.update(_tasks_of(now.flows[flow], partition))
+            tasks = _all_tasks(now.flows[flow]) if now.flows[flow].is_rekeyed else {(flow, partition)}
+            draft.tasks.update(tasks)
     if not draft.ranges and not draft.tasks and not draft.halts and not draft.losses:
         return Rest(min(draft.wake_ms, default=None), lag, tuple(draft.waiting))
-    read = {source: each.stop - each.start for source, each in draft.ranges.items()}
-    left = _once(now.flows, {source: lag - read.get(source, 0) for source, lag in lags.items()})
-    return Planned(_record(now, draft), left, tuple(draft.waiting))
+    return Planned(_record(now, draft), tuple(draft.waiting))
 
 
 def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
@@ -341,10 +324,6 @@ def lag_seconds_of(
 # -- what there is to read -----------------------------------------------------------------------
 
 
-def _by_source(now: Situation) -> dict[Source, SourceLine]:
-    return {(line.flow, line.partition): line for line in now.commit.sources if line.flow in now.flows}
-
-
 def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> dict[Source, int]:
     """Return the lag of each source; missing offsets become stops or losses here (P5)."""
     lags: dict[Source, int] = {}
@@ -364,7 +343,7 @@ def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -
             draft.ranges[source] = Range(line.flow, line.partition, head.start, head.start)
             start = head.start
         elif not head.start <= start <= head.end:
-            draft.halts.append(Halt(line.flow, line.partition, _lost(now, line, topic, head)))
+            draft.halts.append(Halt(line.flow, line.partition, _lost(now.commit.app, line, topic, head)))
             continue
         if head.end > start:
             lags[source] = head.end - start
@@ -388,27 +367,26 @@ def _recreated(now: Situation, line: SourceLine, topic: str, head: Head, topic_i
     return Stop(RECREATED, message, line.next_offset, command)
 
 
-def _lost(now: Situation, line: SourceLine, topic: str, head: Head) -> Stop:
-    where = f"{topic}-{line.partition}"
-    if line.next_offset < head.start:
-        command = resume_command(now.commit.app, line.flow, line.partition, head.start)
+def _lost(app: str, line: SourceLine, topic: str, head: Head) -> Stop:
+    where, is_gone = f"{topic}-{line.partition}", line.next_offset < head.start
+    command = resume_command(app, line.flow, line.partition, head.start if is_gone else head.end)
+    if is_gone:
         message = (
             f"offsets {line.next_offset} to {head.start - 1} of {where} were deleted before flow {line.flow} read them "
             f"(retention, or records were deleted); go on without them: `{command}`, or accept such losses with "
             "on_loss='accept'"
         )
     else:
-        command = resume_command(now.commit.app, line.flow, line.partition, head.end)
         message = (
             f"{where} ends at offset {head.end}, but flow {line.flow} has read up to {line.next_offset}: the topic was "
-            f"made anew or cut. Go on at its end: `{command}`, or read it from its start: "
-            f"`tidegate app reset {now.commit.app}`"
+            f"made anew or cut. Go on at its end: `{command}`, or read it from its start: `tidegate app reset {app}`"
         )
     return Stop(LOST, message, line.next_offset, command)
 
 
 def _admit(
     now: Situation,
+    sources: Mapping[Source, SourceLine],
     backpressure: Backpressure,
     lags: Mapping[Source, int],
     marks: Mapping[str, Watermark],
@@ -442,12 +420,8 @@ def _admit(
     for source, count in admitted.items():
         if count:
             begun = draft.ranges.get(source)
-            start = begun.stop if begun is not None else _next_offset(now, source)
+            start = sources[source].next_offset if begun is None else begun.stop
             draft.ranges[source] = Range(*source, start, start + count)
-
-
-def _next_offset(now: Situation, source: Source) -> int:
-    return next(line.next_offset for line in now.commit.sources if (line.flow, line.partition) == source)
 
 
 # -- what time does ------------------------------------------------------------------------------
@@ -476,7 +450,7 @@ def _tick(
         if mark.time >= 0:
             draft.ticks[flow.name] = Tick(now.watch.now_ms, mark.time)
         if mark.time > before and flow.is_stateful:
-            draft.tasks.update((flow.name, task) for task in range(flow.tasks))
+            draft.tasks |= _all_tasks(flow)
         if mark.changes_at_ms is not None:
             draft.wake_ms.append(mark.changes_at_ms)
         if flow.is_stateful and not now.closing:
@@ -540,7 +514,7 @@ def _order(
             least is None
             or (least.frontier[0], least.partition, least.frontier[1]) > held[flow.name].waits_for
         ):
-            draft.tasks.update((flow.name, task) for task in range(flow.tasks))
+            draft.tasks |= _all_tasks(flow)
             continue
         if least.stopped is None and now.heads[flow.topic][least.partition].end > least.next_offset:
             continue  # it advances as it is read
@@ -583,19 +557,17 @@ def _close(
             continue  # first the events that waited for the end are processed
         if any(each not in now.commit.closed for each in flow.upstream):
             continue  # more records of it will be read first
-        watermark = (
-            draft.ticks[flow.name].watermark if flow.name in draft.ticks else None
+        tick = draft.ticks.get(flow.name, Tick(now.watch.now_ms))
+        draft.ticks[flow.name] = Tick(
+            now.watch.now_ms, tick.watermark, closing=True
         )  # nothing waits any more
-        draft.ticks[flow.name] = Tick(now.watch.now_ms, watermark, closing=True)
-        draft.tasks.update(
-            (flow.name, task) for task in range(flow.tasks) if flow.is_rekeyed or task not in stopped
+        draft.tasks |= _all_tasks(flow) - (
+            set() if flow.is_rekeyed else {(flow.name, task) for task in stopped}
         )
 
 
-def _tasks_of(flow: FlowFacts, partition: int) -> Sequence[tuple[str, int]]:
-    if flow.is_rekeyed:
-        return [(flow.name, task) for task in range(flow.tasks)]
-    return [(flow.name, partition)]
+def _all_tasks(flow: FlowFacts) -> set[tuple[str, int]]:
+    return {(flow.name, task) for task in range(flow.tasks)}
 
 
 def _record(now: Situation, draft: _Draft) -> PlanRecord:

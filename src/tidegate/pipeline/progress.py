@@ -10,23 +10,25 @@ Thread rule: immutable values and pure functions; metrics are safe from any thre
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
 
 from tidegate.durations import format_moment, format_size
+from tidegate.errors import without_credentials
 from tidegate.integrity.verdicts import FATAL
 from tidegate.metrics import Metrics
 from tidegate.notebook import facts_html, grid_html
 from tidegate.pipeline.checkpoint import CommitRecord, SourceLine
-from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.flow import FlowFacts
 from tidegate.pipeline.log_end_offsets import Head
 from tidegate.pipeline.messages import RoundResult, Stop, resume_command
-
-# -- progress -------------------------------------------------------------------------------------
 
 SEEN = "seen"  # OPERATOR.seen: events that reached an operator
 NULL = "null."  # OPERATOR.null.COLUMN: those of them that lack a column that its state is computed from
@@ -146,7 +148,7 @@ FAULT, CORRUPT = 1, 5
 ACKNOWLEDGED = "acknowledged_faults"
 """The counter of a flow that says how many of its faults somebody knows of."""
 READ = frozenset(
-    (
+    {
         "records",
         "bytes",
         "unchecked",
@@ -155,7 +157,7 @@ READ = frozenset(
         "unreadable",
         "unreadable_kept",
         "no_value",
-    )
+    }
 )
 """Counters of what was read, which flows that share a topic share, too."""
 Totals: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -163,17 +165,36 @@ Totals: TypeAlias = Mapping[str, Mapping[str, int]]
 _FATAL = {f"verdict.{verdict.label}": verdict.label for verdict in sorted(FATAL)}
 
 
-def stopped_of(commit: CommitRecord, topics: Mapping[str, str]) -> tuple[StoppedPartition, ...]:
-    """Return the stopped partitions of the current flows; `topics` are their sources."""
+def given_state(address: str | None) -> str:
+    """Return ` --state ADDRESS` for a command, or nothing where it looks there by itself or cannot be told."""
+    if address in (None, str(Path("data/state").absolute())) or without_credentials(address) != address:
+        return ""
+    return f" --state {shlex.quote(address)}"
+
+
+def with_state(text: str, address: str | None) -> str:
+    """Return a text with `--state` in the commands about apps that it names."""
+    state = given_state(address)
+    return re.sub(r"`(tidegate app [^`]*)`", lambda found: f"`{found[1]}{state}`", text)
+
+
+def stopped_of(
+    commit: CommitRecord, topics: Mapping[str, str], address: str | None
+) -> tuple[StoppedPartition, ...]:
+    """Return the stopped partitions of the current flows, with commands as they are typed for a state at `address`.
+
+    `topics` are the sources of the flows.
+    """
+    state = given_state(address)
     return tuple(
         StoppedPartition(
             line.flow,
             topics[line.flow],
             line.partition,
             line.stopped.reason,
-            line.stopped.message,
+            with_state(line.stopped.message, address),
             line.stopped.offset,
-            _command(commit.app, line, line.stopped),
+            _command(commit.app, line, line.stopped) + state,
         )
         for line in commit.sources
         if line.stopped is not None and line.flow in topics
@@ -201,6 +222,14 @@ def read_once(totals: Totals, topics: Mapping[str, str] | None = None) -> Counte
     for flow, topic in _sources(totals, topics):
         by_topic[topic] = by_topic.get(topic, Counter()) | Counter(totals.get(flow, {}))
     return sum(by_topic.values(), Counter())
+
+
+def records_of(result: RoundResult, flows: Mapping[str, FlowFacts]) -> int:
+    """Count the records that a round read, each once."""
+    read: dict[str, Counter[str]] = {}
+    for each in result.sources:
+        read.setdefault(each.flow, Counter())["records"] += each.records
+    return read_once(read, topics_of(flows))["records"]
 
 
 def _sources(totals: Totals, topics: Mapping[str, str] | None) -> Collection[tuple[str, str]]:
@@ -272,75 +301,39 @@ class RunInstruments:
     """The metrics of an app, set by its run and by readers of its commits."""
 
     def __init__(self, metrics: Metrics) -> None:
-        of_partition = ("app", "flow", "topic", "partition")
-        self.lag = metrics.gauge(
-            "tidegate_lag_records", "Offsets in the log that are not committed yet", of_partition
-        )
-        self.lookup_lag = metrics.gauge(
-            "tidegate_lookup_lag_records",
-            "Records of a looked-up table's topic that the table has not seen",
-            ("app", "table"),
-        )
-        self.lag_seconds = metrics.gauge(
-            "tidegate_lag_seconds",
-            "How far event time is behind now where there is something to read",
-            ("app", "flow"),
-        )
-        self.watermark = metrics.gauge(
-            "tidegate_watermark_seconds", "Event time of a source partition, seconds since 1970", of_partition
-        )
-        self.watermark_age = metrics.gauge(
-            "tidegate_watermark_age_seconds",
-            "How long the flow's least event time has not moved",
-            ("app", "flow"),
-        )
-        self.stopped = metrics.gauge(
-            "tidegate_stopped_partitions", "Partitions that a fault stopped", ("app",)
-        )
-        self.backlog = metrics.gauge(
-            "tidegate_backlog_bytes", "Data accepted and not pruned", ("app", "flow")
-        )
-        self.memory = metrics.gauge("tidegate_memory_bytes", "Memory that tasks hold", ("app", "flow"))
-        self.held = metrics.gauge(
-            "tidegate_held_records",
-            "Records that were read and wait for another partition to come as far",
-            ("app", "flow"),
-        )
-        self.records = metrics.counter(
-            "tidegate_records_total", "Records read, by verdict", ("topic", "partition", "verdict")
-        )
-        self.late = metrics.counter(
-            "tidegate_late_total",
-            "Records that came too late or lie too far ahead",
-            ("app", "flow", "policy"),
-        )
-        self.late_windows = metrics.counter(
-            "tidegate_late_windows_total",
-            "Windows that did not take a record because they were final",
-            ("app", "flow"),
-        )
-        self.partly_late = metrics.counter(
-            "tidegate_partly_late_total",
-            "Records that some of their windows took, and others did not because they were final",
-            ("app", "flow"),
-        )
-        self.dropped = metrics.counter(
-            "tidegate_dropped_records_total",
-            "Records that went into no result, by reason; late ones are in tidegate_late_total",
-            ("app", "flow", "reason"),
-        )
-        self.duplicates = metrics.counter(
-            "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
-        )
-        self.rows = metrics.counter("tidegate_rows_sent_total", "Result rows sent on", ("app", "flow"))
-        self.rounds = metrics.counter("tidegate_rounds_total", "Rounds committed", ("app",))
-        self.lost = metrics.counter(
-            "tidegate_lost_records_total",
-            "Offsets that were deleted unread and accepted as lost",
-            ("app", "flow"),
-        )
-        self.round_seconds = metrics.gauge("tidegate_round_seconds", "How long the last round took", ("app",))
-        self.round_records = metrics.gauge("tidegate_round_records", "Records of the last round", ("app",))
+        gauge, counter = metrics.gauge, metrics.counter
+        flow, partition = ("app", "flow"), ("app", "flow", "topic", "partition")
+        self.lag = gauge("tidegate_lag_records", "Offsets in the log that are not committed yet", partition)
+        said = "Records of a looked-up table's topic that the table has not seen"
+        self.lookup_lag = gauge("tidegate_lookup_lag_records", said, ("app", "table"))
+        said = "How far event time is behind now where there is something to read"
+        self.lag_seconds = gauge("tidegate_lag_seconds", said, flow)
+        said = "Event time of a source partition, seconds since 1970"
+        self.watermark = gauge("tidegate_watermark_seconds", said, partition)
+        said = "How long the flow's least event time has not moved"
+        self.watermark_age = gauge("tidegate_watermark_age_seconds", said, flow)
+        self.stopped = gauge("tidegate_stopped_partitions", "Partitions that a fault stopped", ("app",))
+        self.backlog = gauge("tidegate_backlog_bytes", "Data accepted and not pruned", flow)
+        self.memory = gauge("tidegate_memory_bytes", "Memory that tasks hold", flow)
+        said = "Records that were read and wait for another partition to come as far"
+        self.held = gauge("tidegate_held_records", said, flow)
+        labels = ("topic", "partition", "verdict")
+        self.records = counter("tidegate_records_total", "Records read, by verdict", labels)
+        said = "Records that came too late or lie too far ahead"
+        self.late = counter("tidegate_late_total", said, (*flow, "policy"))
+        said = "Windows that did not take a record because they were final"
+        self.late_windows = counter("tidegate_late_windows_total", said, flow)
+        said = "Records that some of their windows took, and others did not because they were final"
+        self.partly_late = counter("tidegate_partly_late_total", said, flow)
+        said = "Records that went into no result, by reason; late ones are in tidegate_late_total"
+        self.dropped = counter("tidegate_dropped_records_total", said, (*flow, "reason"))
+        self.duplicates = counter("tidegate_duplicates_total", "Repeated events left out", flow)
+        self.rows = counter("tidegate_rows_sent_total", "Result rows sent on", flow)
+        self.rounds = counter("tidegate_rounds_total", "Rounds committed", ("app",))
+        said = "Offsets that were deleted unread and accepted as lost"
+        self.lost = counter("tidegate_lost_records_total", said, flow)
+        self.round_seconds = gauge("tidegate_round_seconds", "How long the last round took", ("app",))
+        self.round_records = gauge("tidegate_round_records", "Records of the last round", ("app",))
 
 
 class RoundMetrics:
@@ -352,6 +345,7 @@ class RoundMetrics:
         self._moved: dict[
             str, tuple[int, int]
         ] = {}  # flow → its least event time, and since when it has that value
+        self._read: dict[tuple[str, int, str], Counter[str]] = {}  # topic, partition, verdict → by flow
         self._to = RunInstruments(metrics)
 
     def round(self, result: RoundResult, commit: CommitRecord, took_ms: int) -> None:
@@ -359,33 +353,40 @@ class RoundMetrics:
         for source in result.sources:
             topic = self._flows[source.flow].topic
             unjudged = source.records - sum(source.verdicts.values())
-            for verdict, count in source.verdicts.items():
-                self._to.records.add(count, topic=topic, partition=source.partition, verdict=verdict)
-            if unjudged > 0:
-                self._to.records.add(unjudged, topic=topic, partition=source.partition, verdict="unjudged")
+            for verdict, count in {**source.verdicts, "unjudged": max(0, unjudged)}.items():
+                self._count_once(source.flow, topic, source.partition, verdict, count)
             for name, count in source.counters.items():
                 if name in DROPPED:
                     self._to.dropped.add(count, app=self._app, flow=source.flow, reason=name)
         for task in result.tasks:
             self._to.rows.add(task.rows_sent, app=self._app, flow=task.flow)
+            of_flow = {"app": self._app, "flow": task.flow}
             for name, count in task.counters.items():
+                what = name.partition(".")[2]
                 if is_late(name):
-                    policy = name.partition(".")[2]
-                    self._to.late.add(count, app=self._app, flow=task.flow, policy=policy)
-                elif name.partition(".")[2] == "late_windows":
-                    self._to.late_windows.add(count, app=self._app, flow=task.flow)
+                    self._to.late.add(count, **of_flow, policy=what)
+                elif what == "late_windows":
+                    self._to.late_windows.add(count, **of_flow)
                 elif is_partly_late(name):
-                    self._to.partly_late.add(count, app=self._app, flow=task.flow)
-                elif (reason := name.partition(".")[2]) in DROPPED:
-                    self._to.dropped.add(count, app=self._app, flow=task.flow, reason=reason)
+                    self._to.partly_late.add(count, **of_flow)
+                elif what in DROPPED:
+                    self._to.dropped.add(count, **of_flow, reason=what)
                 elif is_duplicate(name):
-                    self._to.duplicates.add(count, app=self._app, flow=task.flow)
+                    self._to.duplicates.add(count, **of_flow)
         for loss in commit.losses:
             if loss.round == commit.round:
                 self._to.lost.add(loss.end - loss.first, app=self._app, flow=loss.flow)
         self._to.rounds.add(1, app=self._app)
         self._to.round_seconds.set(took_ms / 1000, app=self._app)
-        self._to.round_records.set(sum(each.records for each in result.sources), app=self._app)
+        self._to.round_records.set(records_of(result, self._flows), app=self._app)
+
+    def _count_once(self, flow: str, topic: str, partition: int, verdict: str, count: int) -> None:
+        """Count records that flows which share a topic read, each once (`read_once`)."""
+        by_flow = self._read.setdefault((topic, partition, verdict), Counter())
+        before = max(by_flow.values(), default=0)
+        by_flow[flow] += count
+        if (more := max(by_flow.values()) - before) > 0:
+            self._to.records.add(more, topic=topic, partition=partition, verdict=verdict)
 
     def standing(
         self,

@@ -20,7 +20,14 @@ from typing import Final
 
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateError, UnavailableError
+from tidegate.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    TidegateError,
+    UnavailableError,
+    without_credentials,
+)
 from tidegate.notebook import cell
 from tidegate.pipeline.checkpoint import CommitRecord
 from tidegate.pipeline.coordinator import Coordinator, Engine, StepOutcome, Targets
@@ -31,6 +38,7 @@ from tidegate.pipeline.progress import (
     StoppedPartition,
     exit_code_of,
     faults_of,
+    given_state,
     is_duplicate,
     is_late,
     is_partly_late,
@@ -58,6 +66,7 @@ class Tracker:
         self._backlog_limit = opened.setup.storage.backlog_limit_bytes * processes
         self._memory_limit = opened.setup.storage.worker_total_bytes * processes
         self._started_ms = clock.monotonic_ms()
+        self.address = opened.records.backend.address
         self._recent: deque[tuple[int, int]] = deque(maxlen=5)  # records and milliseconds of recent rounds
         self.rounds = self._read = 0
         self._before = {flow: self._counted(flow) for flow in self._topics}
@@ -103,7 +112,8 @@ class Tracker:
             if name.startswith("verdict.")
         }
         lag = 0 if outcome is None else outcome.lag_records
-        rate = self._rate()
+        took_ms = sum(each[1] for each in self._recent)
+        rate = sum(each[0] for each in self._recent) * 1000 / took_ms if took_ms else 0.0
         watermarks: dict[str, dict[int, int]] = {flow: {} for flow in self._topics}
         for line in commit.sources:
             if line.flow in watermarks:
@@ -143,18 +153,11 @@ class Tracker:
                 for flow in self._topics
                 for name, share in null_shares(flow, commit.totals.get(flow, {})).items()
             },
-            stopped=stopped_of(commit, self._topics),
+            stopped=stopped_of(commit, self._topics, self.address),
             round_seconds=old.round_seconds if old else 0.0 if outcome is None else outcome.took_ms / 1000,
             timings_ms=old.timings_ms if old else {} if outcome is None else outcome.timings_ms or {},
         )
 
-    def _rate(self) -> float:
-        records = sum(each[0] for each in self._recent)
-        took_ms = sum(each[1] for each in self._recent)
-        return records * 1000 / took_ms if took_ms else 0.0
-
-
-# -- run ------------------------------------------------------------------------------------------
 
 RETRY_MS: Final = 1000
 BEGINS_WITHIN_S: Final = 5
@@ -175,6 +178,7 @@ class Summary:
     stopped: tuple[StoppedPartition, ...]
     exit_code: int
     notes: tuple[str, ...] = ()
+    state: str | None = None
 
     def __str__(self) -> str:
         rate = f", {self.records / self.seconds:,.0f}/s" if self.seconds > 0 and self.records else ""
@@ -208,7 +212,9 @@ class Summary:
             done = [f"{counters[name]:,} {fate}" for name, fate in fates if counters.get(name)]
             lines.append(f"faults: {found}" + (f" ({', '.join(done)})" if done else ""))
         if progress.new_faults:
-            lines.append(f"  when they are known: tidegate app acknowledge {self.app}")
+            lines.append(
+                f"  when they are known: tidegate app acknowledge {self.app}{given_state(self.state)}"
+            )
         if unchecked := progress.counters.get("unchecked"):
             lines.append(
                 f"note: {unchecked:,} records are numbered and check-summed, and nobody looked; add .validate()"
@@ -227,7 +233,6 @@ class Run:
         opened: Opened,
         engine: Engine,
         coordinator: Coordinator,
-        tracker: Tracker,
         *,
         clock: Clock,
         settings: RunSettings,
@@ -239,18 +244,17 @@ class Run:
         self.notes = opened.notes
         self._engine = engine
         self._coordinator = coordinator
-        self._tracker = tracker
+        self._tracker = Tracker(opened, coordinator, clock=clock, processes=engine.processes)
         self._clock = clock
         self._settings = settings
         self._resources = resources
         self._look = look
         self._show = show
-        self._flows = opened.flows
-        self._topics = {name: flow.topic for name, flow in opened.flows.items()}
+        self._topics = topics_of(opened.flows)
         self._depth = sum(1 for flow in opened.flows.values() if flow.upstream)
         self._changed = threading.Condition()
         self._stopping = False
-        self._progress = tracker.progress
+        self._progress = self._tracker.progress
         self._reached: CommitRecord | None = None  # the newest commit whose parcels are in the log
         self._error: BaseException | None = None
         self._summary: Summary | None = None
@@ -283,7 +287,7 @@ class Run:
 
     def stop(self) -> None:
         """Ask the run to end after its current round; `wait` for it. A failing round is not retried."""
-        self._coordinator.try_no_more()
+        self._coordinator.tries_again = False
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -300,7 +304,7 @@ class Run:
         """Release the app at once: the next run can begin, and the current round is not committed."""
         self.stop()
         if not self._ended.is_set():
-            self._coordinator.give_app_up()
+            self._coordinator.generation.give_up()
             self._engine.cancel()
 
     def join(self, timeout: int | DurationLike | None = None) -> None:
@@ -381,10 +385,8 @@ class Run:
             self._thread.start()
             self._begun.wait()
         except BaseException as error:
-            if isinstance(error, RuntimeError) or not self._begun.wait(
-                BEGINS_WITHIN_S
-            ):  # no thread was started
-                self._resources.close()
+            if isinstance(error, RuntimeError) or not self._begun.wait(BEGINS_WITHIN_S):
+                self._resources.close()  # no thread was started
             raise
         return self
 
@@ -399,16 +401,34 @@ class Run:
                     raise
                 except TidegateError:  # runs that fail again and again must not fill the disk
                     with suppress(TidegateError):
-                        self._coordinator.finish_collecting()
+                        self._coordinator.collector.finish()
                     raise
-                self._coordinator.finish_collecting()
+                self._coordinator.collector.finish()
+        except SystemExit as end:  # whoever waits must not take it for a signal
+            self._error = InvalidError(
+                f"a function of app {self.app} called sys.exit({end.code!r}); what it was called for is not committed. "
+                "Have it raise an error, then start the app again"
+            )
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits is told
             self._error = error
         progress = self._tracker.ended(caught_up)
         with self._changed:
             self._progress = progress
             if self._error is None:
-                self._summary = self._summed_up(progress, caught_up, closed)
+                self._summary = Summary(
+                    app=self.app,
+                    engine=self._engine.name,
+                    rounds=self._tracker.rounds,
+                    records=self._tracker.records,
+                    seconds=self._tracker.seconds,
+                    caught_up=caught_up,
+                    closed=closed,
+                    progress=progress,
+                    stopped=progress.stopped,
+                    exit_code=exit_code_of(progress.stopped, progress.new_faults),
+                    notes=self.notes,
+                    state=self._tracker.address and without_credentials(self._tracker.address),
+                )
             self._ended.set()
             self._changed.notify_all()
 
@@ -425,12 +445,12 @@ class Run:
                 outcome = self._stepped(targets, closing)
             except (ConflictError, UnavailableError) as error:
                 if isinstance(error, ConflictError):
-                    if not self._coordinator.took_over:
+                    if not self._coordinator.generation.was_left:
                         raise
                     reached_ms = (
                         reached_ms or began_ms
-                    )  # the previous process has its files open until it is fenced
-                if isinstance(error, UnavailableError) and self._is_asked_to_stop():
+                    )  # the process before has its files open until it is fenced
+                elif self._stopping:
                     break  # the current round is abandoned and not committed
                 if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:
                     raise
@@ -457,9 +477,6 @@ class Run:
         self._coordinator.deliver_outstanding()
         self._mark_reached()
         return self._progress.lag_records == 0, False
-
-    def _is_asked_to_stop(self) -> bool:
-        return self._stopping
 
     def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
         """Do a step, and deliver its results if no round follows immediately."""
@@ -495,7 +512,7 @@ class Run:
         lines = [line for line in commit.sources if line.flow in self._topics]
         stopped = {line.flow for line in lines if line.stopped is not None}
         held = {
-            flow: each.offsets for flow, each in held_of(self._flows, commit).items() if flow not in stopped
+            flow: each.offsets for flow, each in held_of(self._topics, commit).items() if flow not in stopped
         }
         for line in lines:
             target = targets[self._topics[line.flow], line.partition]
@@ -503,21 +520,6 @@ class Run:
             if line.stopped is None and worked_up_to < target:
                 return False
         return True
-
-    def _summed_up(self, progress: Progress, caught_up: bool, closed: bool) -> Summary:
-        return Summary(
-            app=self.app,
-            engine=self._engine.name,
-            rounds=self._tracker.rounds,
-            records=self._tracker.records,
-            seconds=self._tracker.seconds,
-            caught_up=caught_up,
-            closed=closed,
-            progress=progress,
-            stopped=progress.stopped,
-            exit_code=exit_code_of(progress.stopped, progress.new_faults),
-            notes=self.notes,
-        )
 
 
 def _held_back(progress: Progress) -> str:

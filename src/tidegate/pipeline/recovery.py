@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from tidegate.clock import Clock
 from tidegate.durations import format_duration
@@ -39,8 +40,7 @@ from tidegate.pipeline.checkpoint import (
     SourceLine,
 )
 from tidegate.pipeline.evolution import Changes, compare
-from tidegate.pipeline.flow import Flow, find
-from tidegate.pipeline.flow_facts import FlowFacts, all_facts
+from tidegate.pipeline.flow import Flow, FlowFacts, all_facts, find
 from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.messages import Tick
@@ -49,7 +49,7 @@ from tidegate.pipeline.topology import To, serde, window
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
-from tidegate.windows.changelog import StoreKind, changelog_settings
+from tidegate.windows.changelog import changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
 
 # -- topics ---------------------------------------------------------------------------------------
@@ -183,14 +183,16 @@ def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
     own = {"min.compaction.lag.ms": str(INTEGRITY_LAG_MS)} if sink.integrity else {}
     if isinstance(window.kind, Unlimited):
         return changelog_settings("key-value", own=own)
-    kind: StoreKind = "session" if isinstance(window.kind, Session) else "window"
-    return changelog_settings(kind, retention=window.kind.retention_ms, own=own)
+    if not isinstance(window.kind, Session):
+        return changelog_settings("window", retention=window.kind.retention_ms, own=own)
+    settings = changelog_settings("session", retention=window.kind.retention_ms, own=own)
+    # A reader that comes back must find that a session was deleted, as long as it finds the session.
+    return {**settings, "delete.retention.ms": settings["retention.ms"]}
 
-
-# -- opening --------------------------------------------------------------------------------------
 
 Lines = tuple[FlowLine, ...]
 REPLAYED = "to be replayed from the beginning of the log"  # a change after which every source begins there
+RESET = "reset"
 
 
 @dataclass(frozen=True)
@@ -332,14 +334,12 @@ class _Opening:
             for flow in flows
         )
 
-    def _make_topics(self, flows: Sequence[Flow], facts: Mapping[str, FlowFacts]) -> None:
-        make_topics(self.log, self.records.backend, self.setup.app, flows, facts)
-
     def newest(self) -> tuple[CommitRecord, bytes]:
         """Return the newest commit; create the first one if there is none."""
         newest = self.records.newest()
         if newest is None:
-            self._make_topics(self.setup.flows, self.facts(self.setup.flows))
+            facts = self.facts(self.setup.flows)
+            make_topics(self.log, self.records.backend, self.setup.app, self.setup.flows, facts)
             lines = self.lines(self.setup.flows)
             self._know_definition(lines)
             try:
@@ -363,7 +363,7 @@ class _Opening:
         if definition_digest(lines) == commit.definition:
             return commit, digest, changes.flows, ()
         facts = self.facts(changes.flows)
-        self._make_topics(changes.flows, facts)
+        make_topics(self.log, self.records.backend, self.setup.app, changes.flows, facts)
         self._know_definition(lines, commit.definition)
         change = self._change(commit, digest, definition_digest(lines), facts, fresh=changes.fresh)
         commit, digest = self.records.put_change(change)
@@ -423,9 +423,8 @@ class _Opening:
     def _recorded(self, commit: CommitRecord) -> Lines:
         if not commit.definition:
             return ()  # it was reset: nothing is left to compare with
-        found = self.records.load_app()
-        lines = None if found is None else found[0].definitions.get(commit.definition)
-        if lines is None:
+        lines = self.records.flows_of(commit)
+        if not lines:
             raise InvalidError(
                 f"app {self.setup.app}: the definition that commit {commit.round} was made with is not known any more; "
                 f"give the app a new name, or start over with `tidegate app reset {self.setup.app}`"
@@ -495,7 +494,7 @@ class _Opening:
         for flow in facts.values():  # partitions that were added since: none of their records were read
             begun = starting_lines(replace(flow, start="earliest"), self.heads, now_ms)
             sources += [line for line in begun if (line.flow, line.partition) not in have]
-        return msgspec.structs.replace(
+        return replaced(
             commit,
             round=commit.round + 1,
             generation=self.generation.number,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,15 @@ class Fields:
 
 def sample_flow(flow: Flow, log: str, client: Mapping[str, str]) -> tuple[Sample | str, Fields]:
     """Return a sample, or why there is none, and its findings about fields."""
-    if not is_kafka(log) and not Path(log).is_dir():
-        return f"there is no log at {log} yet", Fields()
-    settings: dict[str, Any] = {} if is_kafka(log) else {"read_only": True}
+    topic = flow.source.topic
     try:
-        with open_log(log, client=client or None, **settings) as opened:
-            if flow.source.topic not in opened.topics():
-                return f"there is no topic {flow.source.topic} yet", Fields()
-            numbers = tuple(opened.describe(flow.source.topic).partition_numbers)
-            batches = list(_newest(opened, flow.source.topic, len(numbers), MAX_RECORDS))
+        with _opened(log, client) as opened:
+            if opened is None:
+                return f"there is no log at {log} yet", Fields()
+            if topic not in opened.topics():
+                return f"there is no topic {topic} yet", Fields()
+            numbers = tuple(opened.describe(topic).partition_numbers)
+            batches = list(_newest(opened, topic, len(numbers), MAX_RECORDS))
     except TidegateError as error:  # a plan can be shown without a sample
         return f"the log could not be looked at ({error})", Fields()
     fields = _checked(flow, batches, len(numbers), calls_functions=True)
@@ -83,15 +84,25 @@ def sample_flow(flow: Flow, log: str, client: Mapping[str, str]) -> tuple[Sample
     return _measured(flow, _last_minute(events), read, len(numbers)), fields
 
 
+@contextmanager
+def _opened(log: str, client: Mapping[str, str]) -> Iterator[Any]:
+    """Open a log for reading; None where there is no folder yet."""
+    if is_kafka(log):
+        with open_log(log, client=client or None) as opened:
+            yield opened
+    elif Path(log).is_dir():
+        with open_log(log, client=client or None, read_only=True) as opened:
+            yield opened
+    else:
+        yield None
+
+
 def gap_doubts(flow: Flow, log: str, client: Mapping[str, str]) -> list[str]:
     """Return the reasons why a validator might not see loss in the flow's topic, each once; none if that is unknown."""
-    if not is_kafka(log) and not Path(log).is_dir():
-        return []
-    settings: dict[str, Any] = {} if is_kafka(log) else {"read_only": True}
     topic = flow.source.topic
     try:
-        with open_log(log, client=client or None, **settings) as opened:
-            if topic not in opened.topics():
+        with _opened(log, client) as opened:
+            if opened is None or topic not in opened.topics():
                 return []
             found = [
                 (number, tolerance_of(opened, topic, number).doubt())
@@ -290,15 +301,13 @@ class _Looked:
 def _has_function(step: Step) -> bool:
     """Whether a step calls a function of the user's."""
     match step:
-        case Map():
-            return True
         case Filter():
             return callable(step.condition)
         case Select():
             return any(callable(expression) for _, expression in step.columns)
         case KeyBy():
             return callable(step.expression)
-    return False
+    return isinstance(step, Map)
 
 
 def _is_null(events: list[EventBatch], name: str) -> bool:

@@ -88,7 +88,9 @@ class RunSettings:
     on_loss: OnLoss = "stop"
     idle_after_ms: int | None = 30_000
     lease_ms: int = 10_000
-    grace_ms: int = 3_600_000  # the grace that tasks assume (`StorageConfig.garbage_grace_ms`)
+    grace_ms: int = (
+        3_600_000  # replaces the app's `StorageConfig.garbage_grace_ms`: tasks and collection must agree
+    )
     collect_every_ms: int = 60_000
     attempts: int = 4
     patience_ms: int = 60_000
@@ -104,19 +106,14 @@ class RunSettings:
             )
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
-        for name in (
-            "trigger_ms",
-            "idle_after_ms",
-            "collect_every_ms",
-            "patience_ms",
-            "stop_within_ms",
-        ):
-            if (getattr(self, name) or 0) < 0:
-                raise InvalidError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidError(f"{name} is {value}; it must be at least 1")
+        not_negative = ("trigger_ms", "idle_after_ms", "collect_every_ms", "patience_ms", "stop_within_ms")
+        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "grace_ms", "attempts")
+        for name in (*not_negative, *positive):
+            value, least = getattr(self, name), int(name in positive)
+            if not isinstance(value, int | None):
+                raise TypeError(f"{name} is {value!r}; give a whole number")
+            if value is not None and value < least:
+                raise InvalidError(f"{name} is {value}; it must be {'at least 1' if least else '0 or more'}")
         if self.lease_ms < LEAST_LEASE_MS:
             raise InvalidError(
                 f"lease_ms is {self.lease_ms}; it must be at least {LEAST_LEASE_MS}, or it cannot be renewed in "
@@ -127,9 +124,6 @@ class RunSettings:
                 f"grace_ms is {self.grace_ms}; it must be at least {GRACE_ROUNDS} times target_ms ({self.target_ms}): "
                 "rounds that take longer than half of it are never committed"
             )
-
-
-# -- setup ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -176,12 +170,15 @@ class WorkerSetup:
         config = replace(self.storage, deleted_by="master")
         if tasks <= config.max_tasks:
             return config
-        limits = (config.write_buffer, config.base_runs, config.state_cache)
-        wanted = tasks * sum(each.reserve_bytes for each in limits)
-        share = min(1.0, config.worker_total_bytes / wanted) if wanted else 1.0
-        write_buffer, base_runs, state_cache = (
-            TenantLimits(int(each.reserve_bytes * share), each.soft_max_bytes) for each in limits
-        )
-        return replace(
-            config, max_tasks=tasks, write_buffer=write_buffer, base_runs=base_runs, state_cache=state_cache
-        )
+        return replace(config, max_tasks=tasks, **limits_of(config, tasks, config.worker_total_bytes))
+
+
+def limits_of(config: StorageConfig, tasks: int, total_bytes: int) -> dict[str, TenantLimits]:
+    """Return the limits of so many tasks that share so many bytes: each keeps its share under pressure."""
+    limits = {name: getattr(config, name) for name in ("write_buffer", "base_runs", "state_cache")}
+    wanted = tasks * sum(each.reserve_bytes for each in limits.values())
+    share = min(1.0, total_bytes / wanted) if wanted else 1.0
+    return {
+        name: TenantLimits(int(each.reserve_bytes * share), max(1, min(each.soft_max_bytes, total_bytes)))
+        for name, each in limits.items()
+    }

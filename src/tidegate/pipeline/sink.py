@@ -1,43 +1,21 @@
 """Results to topics: encode them as record batches, store them as parcels, deliver committed parcels exactly once.
 
-Records. After windows the key is Kafka Streams' windowed key and the value holds the aggregates; a window that ceased
-to exist is a record without a value. Otherwise a record keeps its key and time. Updates of windows carry the header
-`settled` (8 bytes, big-endian, milliseconds): windows that end at or before it get no further update. Readers need it
-to know which windows are final, because tasks of one topic may be far apart in time. A task writes the partition of
-its own number if the topic has as many partitions as there are tasks; otherwise the (inner) key decides, as in
-Kafka's default partitioner. Metadata of numbered records is in their headers, so any consumer of windowed keys can
-read the topic.
+After windows the key is Kafka Streams' windowed key and the value holds the aggregates; a window that ceased to exist
+has no value. Other records keep their key and time. Updates of windows carry the header `settled` (8 bytes, big-endian
+milliseconds): windows that end at or before it get no further update. A task writes the partition of its own number
+if there are as many partitions as tasks; otherwise the (inner) key decides, as in Kafka's default partitioner.
 
 C1  a replay writes the same bytes: a sender's identity is made of app, incarnation, topic, partition and task; its
     position is in the task's checkpoint (`OutboxState`); the time in headers is the round's.
-C2  a batch has at most 1 MiB and never more than `max.message.bytes`; a result that does not fit is refused before
-    commit.
-
-Parcels. A parcel holds the record batches of its sections one after the other, with base offset 0. Positions and
-digests are in the commit.
-
-P1  a parcel's name belongs to one attempt; `put` is durable when it returns.
+C2  a batch has at most 1 MiB and never more than `max.message.bytes`; a larger result is refused before commit.
+P1  a parcel is the batches of its sections, with base offset 0. Its name belongs to one attempt; `put` is durable.
 P2  its bytes are checked (length and CRC-32C) before use.
-
-Delivery to a log folder: each batch once, at the offset the commit assigned.
-
-    the log ends at the base offset   append
-    it ends behind it                 compare what is there with our batches, skip those, append the rest
-    it ends before it, or differs     another program wrote, or records are gone: `FencedError`
-
-A delivery may be repeated by any process after any crash. Batches with equal CRC at equal offsets are the same; if
-the topic repacked batches or compaction removed records, records are compared.
-
-Delivery to a Kafka cluster, which has no append at an expected offset: look first, then produce the rest.
-
-L1  looking begins at the base offset of the commit. Positions in the sender's numbering decide, not offsets: if
-    position n is in the log, all up to n were delivered, also if compaction removed them.
-L2  a record without numbering among ours, or other content at one of our positions, raises `FencedError`. Results
-    without numbering (`integrity=False`) are known by their offsets only.
-L3  the producer is idempotent and reused, because getting a producer id takes half a second; a failed one is
-    discarded.
-L4  two deliveries at the same moment may both produce. Numbered records then repeat producer positions, and
-    validators report the second as DUPLICATE; plain consumers get them twice.
+F1  a folder gets each batch once, at the offset that the commit assigned. If the log ends there, it is appended; if it
+    ends behind it, what is there is compared (by CRC, or record by record) and the rest appended; else `FencedError`.
+L1  in a cluster the sender's numbers decide, not offsets: if number n is in the log behind the base offset, all up to
+    n were delivered. Results without numbers (`integrity=False`) are known by their offsets only.
+L2  a record without numbers among ours, or other content at one of our numbers, raises `FencedError`.
+L4  two deliveries at the same moment may both produce; validators report the repeated numbers as DUPLICATE.
 
 Thread rule: encoding has one thread for each task; delivery may run on any thread.
 """
@@ -78,9 +56,17 @@ from tidegate.log.partition import PartitionLog
 from tidegate.log.producer_state import Origin
 from tidegate.pipeline.analyzer import ValueFormat
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.messages import BadRecord, Delivery, Parcel, Section, Tick
+from tidegate.pipeline.messages import (
+    BadRecord,
+    Delivery,
+    Parcel,
+    Section,
+    Tick,
+    decode_state,
+    encode_state,
+)
 from tidegate.pipeline.topology import KeyBy, To
-from tidegate.pipeline.transforms import Stage, Timings, bad_records
+from tidegate.pipeline.transforms import FailedStep, Stage, Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.waiting import waiting
@@ -129,10 +115,6 @@ def read_parcel(backend: StorageBackend, parcel: Parcel) -> memoryview:
             kafka_name=None,
         )
     return data
-
-
-def section_of(data: memoryview, section: Section) -> memoryview:
-    return data[section.position : section.position + section.size]
 
 
 # -- changelog ------------------------------------------------------------------------------------
@@ -189,19 +171,10 @@ class OutboxState:
         }  # fmt: skip
 
     def encode_progress(self) -> bytes:
-        return bytes([VERSION]) + msgspec.msgpack.encode(self._saved)
+        return encode_state(VERSION, self._saved)
 
     def restore_progress(self, data: bytes) -> None:
-        if data and data[0] != VERSION:
-            raise CorruptError(
-                f"the senders' positions have format {data[0]}; this version knows {VERSION}: run the version that "
-                "wrote them",
-                kafka_name=None,
-            )
-        try:
-            self._saved = msgspec.msgpack.decode(data[1:], type=_Saved) if data else _Saved()
-        except msgspec.MsgspecError as error:
-            raise CorruptError(f"the senders' positions cannot be read: {error}", kafka_name=None) from error
+        self._saved = decode_state(data, VERSION, _Saved, "the senders' positions")
 
 
 class Changelog:
@@ -260,14 +233,11 @@ class Changelog:
                 by_partition.setdefault(number, []).append(part)
         if bad:
             return []
-        made = []
-        for number in sorted(by_partition):
-            found = self._sealed(number, by_partition[number], state, incarnation, tick, timings)
-            if found.records:
-                made.append(found)
-        return made
-
-    # -- inside ----------------------------------------------------------------------------------
+        made = (
+            self._sealed(number, by_partition[number], state, incarnation, tick, timings)
+            for number in sorted(by_partition)
+        )
+        return [found for found in made if found.records]
 
     def _values_of(self, rows: Rows, bad: list[BadRecord]) -> pa.BinaryArray | None:
         """Encode the rows' values; return None if some cannot be written."""
@@ -275,20 +245,14 @@ class Changelog:
             return self._encoded(rows.values, rows.key)
         except ValueError as error:  # InvalidError and ArrowInvalid are ValueErrors
             if isinstance(rows, EventBatch):
-                only_first = self._flow.source.on_error == "fail"
+                source = self._flow.source
 
                 def write(events: EventBatch) -> EventBatch:
                     self._encoded(events.values, events.key)
                     return events
 
-                found = bad_records(
-                    f"to {self._sink.topic}",
-                    write,
-                    rows,
-                    error,
-                    topic=self._flow.source.topic,
-                    only_first=only_first,
-                )
+                step = FailedStep(f"to {self._sink.topic}", write, source.topic, source.on_error == "fail")
+                found = step.bad_records(rows, error)
                 bad += found.values()
                 return None if found else self._encoded(rows.values, rows.key)
             finite = _finite(rows.values)
@@ -341,12 +305,12 @@ class Changelog:
 
     def _columns(self, rows: Rows, values: pa.BinaryArray) -> RecordColumns:
         if isinstance(rows, EventBatch):
-            times = (
-                pa.array(rows.ts, mask=rows.ts < 0) if len(rows) and rows.ts.min() < 0 else pa.array(rows.ts)
+            has_none = len(rows) and rows.ts.min() < 0
+            return RecordColumns(
+                rows.key, values, pa.array(rows.ts, mask=rows.ts < 0 if has_none else None), None
             )
-            return RecordColumns(rows.key, values, times, None)
         if rows.deleted is not None and rows.deleted.any():
-            values = _emptied(values, rows.deleted)
+            values = pc.if_else(pa.array(rows.deleted), pa.scalar(None, pa.binary()), values)
         ends = rows.window_end if self._format is KeyFormat.SESSION else None
         key = encode_keys(rows.key, rows.window_start, self._format, end=ends)
         return RecordColumns(key, values, pa.array(rows.ts), None)
@@ -454,11 +418,6 @@ def settled_times(headers: pa.ListArray) -> tuple[Int64s, Flags]:
     return times, has_one
 
 
-def _emptied(values: pa.BinaryArray, deleted: Any) -> pa.BinaryArray:
-    """Return the values, null where the row is deleted."""
-    return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)
-
-
 # -- sections -------------------------------------------------------------------------------------
 
 COMPARED = ("key", "value", "headers")
@@ -526,8 +485,9 @@ class ClusterDeliverer:
         if left.num_rows:
             with self._guard:
                 free = self._free.setdefault(topic, [])
-                kept = free.pop() if free else None
-            writer = self._writer(topic) if kept is None else kept
+                writer: Any = free.pop() if free else None
+            if writer is None:
+                writer = self._log.writer(topic, idempotent=True, timeout_seconds=TIMEOUT_SECONDS)
             try:
                 writer.write(left, partition=number)
             except BaseException:
@@ -536,10 +496,6 @@ class ClusterDeliverer:
             with self._guard:
                 free.append(writer)
         return int(left.num_rows)
-
-    def _writer(self, topic: str) -> KafkaWriter:
-        made: KafkaWriter = self._log.writer(topic, idempotent=True, timeout_seconds=TIMEOUT_SECONDS)
-        return made
 
     def close(self) -> None:
         with self._guard:
@@ -616,7 +572,7 @@ class Deliverer:
         for delivery in deliveries:
             data = read_parcel(self._backend, delivery.parcel)
             for section, base in zip(delivery.parcel.sections, delivery.bases, strict=True):
-                batches = section_of(data, section)
+                batches = data[section.position : section.position + section.size]
                 if self._cluster is None:
                     count += self._into_folder(section, base, batches)
                 else:
@@ -628,21 +584,15 @@ class Deliverer:
         if self._cluster is not None:
             self._cluster.close()
 
-    # -- a folder --------------------------------------------------------------------------------
-
     def _into_folder(self, section: Section, base: int, batches: memoryview) -> int:
-        log = self._open(section)
+        opening = partial(self._log.partition, section.topic, section.partition)
+        # another process that delivers holds the partition only briefly
+        log: PartitionLog = waiting(self._clock, BUSY_MS, opening, pause_ms=PAUSE_MS)
         try:
             return append_expecting(log, section, base, batches, self._log.durability == "disk")
         finally:
             if not self._keeps_open:
                 self._log.release(section.topic, section.partition)
-
-    def _open(self, section: Section) -> PartitionLog:
-        """Open the partition for writing; another process that delivers holds it only briefly."""
-        opening = partial(self._log.partition, section.topic, section.partition)
-        opened: PartitionLog = waiting(self._clock, BUSY_MS, opening, pause_ms=PAUSE_MS)
-        return opened
 
 
 def append_expecting(log: PartitionLog, section: Section, base: int, batches: memoryview, sync: bool) -> int:

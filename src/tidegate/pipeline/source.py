@@ -1,18 +1,11 @@
-"""Read a range of one log partition as events: validated, decoded, stamped with stream time.
+"""Read a range of one log partition as events: validated, decoded, stamped with stream time, through stateless steps.
 
-    log → [validation] → values to columns → event time → stream time → stateless steps → events
-
-Stream time is the largest event time of all records so far that have one and are not beyond the future guard,
-including records that a filter drops. Every event carries it and all operators use it, so results do not depend on
-batch boundaries nor on re-keying. In a changelog it is the `settled` header of the record (see `sink`), or the
-timestamp less the time for which windows may still change (`Source.settles_ms`), and holds for the records behind it:
-no record makes itself late. If a changelog has updates and the
-flow keeps state, events are changes of rows (`RowChanges`), deletions included.
-
-Validation is that of the integrity consumer: duplicates, control records and faulty records are left out, and faults
-are handled as the flow says. Its state is part of the source's state. Producers that were silent for too long are
-removed from it on load and save. Records without any header have no numbering and only move the position. Without
-`validate()` only Tidegate's control records are left out, and numbered records are counted as `unchecked`.
+Stream time is the largest event time of all records so far that have one and are not beyond the future guard, also of
+records that a filter drops. Every event carries it, so results do not depend on batches nor on re-keying. In a
+changelog it is the record's `settled` header (`sink`), or its timestamp less the time for which windows may still
+change, and holds for the records behind it. If a changelog has updates and the flow keeps state, events are changes of
+rows (`RowChanges`), deletions included. The validator's state is part of the source's. Without `validate()` Tidegate's
+control records are left out, and numbered records are counted as `unchecked`.
 
 S1  a fault that stops the partition is data: events before it are returned, and `result().stopped` has the reason,
     the offset and the remedy. The state then is that before the faulty record.
@@ -54,13 +47,11 @@ from tidegate.log.log import Log
 from tidegate.log.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.dead_letters import (
     SourceState,
-    decode_state,
-    encode_state,
     letter_without_record,
     letters_of,
     write_letters,
 )
-from tidegate.pipeline.decoder import Decoded, RecordDecoder
+from tidegate.pipeline.decoder import NO_ROWS, Decoded, RecordDecoder
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.messages import (
     BadRecord,
@@ -90,20 +81,12 @@ class Checked(NamedTuple):
     checked."""
 
     rows: int
-    kept: Flags | None
-    aside: npt.NDArray[np.int64]
-    reasons: tuple[str, ...]
-    dropped: npt.NDArray[np.int64]
-    fault: Finding | None
+    kept: Flags | None = None
+    aside: npt.NDArray[np.int64] = NO_ROWS
+    reasons: tuple[str, ...] = ()
+    dropped: npt.NDArray[np.int64] = NO_ROWS
+    fault: Finding | None = None
     unchecked: int = 0
-
-
-_NONE = np.empty(0, np.int64)
-
-
-def passed(rows: int) -> Checked:
-    """Return a result in which all records pass."""
-    return Checked(rows, None, _NONE, (), _NONE, None)
 
 
 class SourceValidation:
@@ -137,12 +120,11 @@ class SourceValidation:
         """Check the next records and return the outcome; `take_back` may undo some of them."""
         if not self._is_on:
             if not has_headers(records):
-                return passed(records.num_rows)
+                return Checked(records.num_rows)
             columns = read_columns(records.column("headers"))
             control, numbered = columns.is_control, columns.state == MANAGED
-            return passed(records.num_rows)._replace(
-                kept=~control if control.any() else None, unchecked=int(np.count_nonzero(numbered & ~control))
-            )
+            kept, unchecked = ~control if control.any() else None, int(np.count_nonzero(numbered & ~control))
+            return Checked(records.num_rows, kept, unchecked=unchecked)
         self._before = self._validator.state.copy()
         return self._judge(records, now_ms)
 
@@ -174,7 +156,7 @@ class SourceValidation:
         if not has_headers(records):
             self._validator.state.next_offset = int(records.column("offset")[-1].as_py()) + 1
             self._count({Verdict.UNMANAGED: records.num_rows})
-            return passed(records.num_rows)
+            return Checked(records.num_rows)
         judged = self._validator.validate(records, now_ms)
         self._faults.take(judged, now_ms)
         self._count(judged.counts)
@@ -203,16 +185,6 @@ def source_tolerance(log: Any, flow: Flow, partition: int) -> Tolerance:
     if not any(isinstance(step, Validate) for step in flow.steps):
         return Tolerance()
     return tolerance_of(log, flow.source.topic, partition)
-
-
-def rules_for(step: Validate, tolerance: Tolerance, *, is_cut: bool) -> ValidationRules:
-    """Return the validation rules of the partition; `is_cut`: reading may begin in the middle of a producer's chain."""
-    return ValidationRules(
-        during_push=policy_of(step.during_push),
-        otherwise=policy_of(step.on_error),
-        tolerance=tolerance,
-        head_may_be_gone=is_cut,
-    )
 
 
 def has_headers(records: pa.RecordBatch) -> bool:
@@ -297,12 +269,16 @@ class Reading:
         self._parts, self._order, self._tick = parts, order, tick
         self._flow = flow = parts.flow
         self._source = flow.source
-        self._state = state = decode_state(order.state)
+        self._state = state = SourceState.decoded(order.state)
         self._next = order.start
         parts.stages.look_up(order.lookups)
         self._is_cut = state.is_cut or (state.next_offset < 0 and order.start > 0)
         step = next((each for each in flow.steps if isinstance(each, Validate)), None)
-        rules = None if step is None else rules_for(step, parts.tolerance, is_cut=self._is_cut)
+        rules = None
+        if step is not None:
+            during_push, otherwise = policy_of(step.during_push), policy_of(step.on_error)
+            # a cut: reading may begin in the middle of a producer's chain
+            rules = ValidationRules(during_push, otherwise, parts.tolerance, head_may_be_gone=self._is_cut)
         self._validation = SourceValidation(
             step,
             flow.source.topic,
@@ -355,8 +331,6 @@ class Reading:
             raise InternalError("a reading's result is known when all its events were taken")
         return self._result
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def _pieces(self) -> Iterator[list[pa.RecordBatch]]:
         """Yield the records of the range in batches, each as the only item of a list, to be taken out; advance the
         position."""
@@ -368,7 +342,7 @@ class Reading:
             return
         lent = self._parts.buffers.lent() if isinstance(self._parts.log, Log) else nullcontext()
         try:
-            with lent as self._buffer, self._read_from(order.start, order.stop) as reader:
+            with lent as self._buffer, self._timed_reader(order.start, order.stop) as reader:
                 pieces = iter(reader)
                 while True:
                     with self.timings("read"):
@@ -381,9 +355,10 @@ class Reading:
             offset = self._next if error.offset is None else error.offset
             self._stop("corrupt", str(error), offset, self._sound_behind(offset))
         except OffsetOutOfRangeError as error:
-            self._lose(error)
+            # deleted while they were to be read: reading continues at the first that exists
+            self._stop("lost", str(error), self._next, max(error.first, self._next))
 
-    def _read_from(self, start: int, stop: int) -> Any:
+    def _timed_reader(self, start: int, stop: int) -> Any:
         with self.timings("read"):
             return self._reader(start, stop)
 
@@ -423,9 +398,13 @@ class Reading:
             if keeps:
                 self._counters["unreadable_kept"] += 1
                 self._letters.append(self._letter_of(each))
-        fate = "a dead letter now" if keeps else "left out"
         offsets = np.array([each.offset for each in bad], np.int64)
-        self._warn(f"cannot be read, and is {fate}", offsets, [each.reason for each in bad])
+        self._warn(self._unreadable, offsets, [each.reason for each in bad])
+
+    @property
+    def _unreadable(self) -> str:
+        fate = "a dead letter now" if self._source.on_error == "keep" else "left out"
+        return f"cannot be read, and is {fate}"
 
     def _letter_of(self, bad: BadRecord) -> pa.RecordBatch:
         """Return a record of an earlier round as a dead letter; without key and value if the log does not have it
@@ -529,9 +508,9 @@ class Reading:
         counters: Counter[str] = Counter()
         letters: list[pa.RecordBatch] = []
         dropped: dict[str, tuple[Int64s, Sequence[str] | None]] = {}
-        if absent is not None:
+        if absent is not None and not self._has_rows:
             counters["no_value"] = int(np.count_nonzero(absent))
-            if counters["no_value"] and not self._has_rows:
+            if counters["no_value"]:
                 dropped["has no value, and is left out"] = records.column("offset").to_numpy()[absent], None
         if (absent is not None and not self._has_rows) or len(bad_rows):
             good = np.ones(records.num_rows, np.bool_)
@@ -540,9 +519,7 @@ class Reading:
             if len(bad_rows):
                 good[bad_rows] = False
                 counters["unreadable"] = len(bad_rows)
-                fate = "a dead letter now" if self._source.on_error == "keep" else "left out"
-                why = f"cannot be read, and is {fate}"
-                dropped[why] = records.column("offset").to_numpy()[bad_rows], decoded.reasons
+                dropped[self._unreadable] = records.column("offset").to_numpy()[bad_rows], decoded.reasons
                 if self._source.on_error == "keep":
                     counters["unreadable_kept"] = len(bad_rows)
                     letters.append(letters_of(records, bad_rows, decoded.reasons[: len(bad_rows)]))
@@ -551,6 +528,7 @@ class Reading:
             absent = None if absent is None else absent[good]
         if not records.num_rows:
             return _Made(None, self.stream_time, counters, letters, dropped)
+        offsets = records.column("offset").to_numpy()
         with self.timings("stamp"):
             ts = written = self._decoder.event_time(values, records.column("timestamp"))
             changes = None
@@ -565,15 +543,8 @@ class Reading:
             if self._has_rows:
                 there = np.ones(len(ts), np.int64) if absent is None else (~absent).astype(np.int64)
                 changes = RowChanges(records.column("key"), there, written)
-            events = EventBatch(
-                key=key,
-                ts=ts,
-                offset=records.column("offset").to_numpy(),
-                partition=records.column("partition").to_numpy(),
-                stream_time=stream_time,
-                values=values,
-                changes=changes,
-            )
+            partition = records.column("partition").to_numpy()
+            events = EventBatch(key, ts, offsets, partition, stream_time, values, changes)
         bad: list[BadRecord] = []
         with self.timings("steps"):
             made = self._parts.stages(events, bad)
@@ -641,17 +612,10 @@ class Reading:
             )
         if reason == "integrity":
             message = f"{message}; `tidegate verify {self._source.topic}` shows all there is to find"
-        remedy = self._resume(offset + 1 if skip_to is None else skip_to)
+        to = offset + 1 if skip_to is None else skip_to
+        remedy = resume_command(self._parts.app, self._order.flow, self._order.partition, to)
         said = f"{self._place} stopped at offset {offset}: {message}"
         self._stopped = Stop(reason, said, offset, remedy, stream_time)
-
-    def _lose(self, error: OffsetOutOfRangeError) -> None:
-        """Handle offsets that were deleted while they were to be read: reading continues at the first that exists."""
-        message = f"{self._place} stopped at offset {self._next}: {error}"
-        self._stopped = Stop("lost", message, self._next, self._resume(max(error.first, self._next)))
-
-    def _resume(self, skip_to: int) -> str:
-        return resume_command(self._parts.app, self._order.flow, self._order.partition, skip_to)
 
     def _finish(self) -> None:
         state, order = self._state, self._order
@@ -669,7 +633,7 @@ class Reading:
             flow=order.flow,
             partition=order.partition,
             next_offset=self._next,
-            state=encode_state(saved),
+            state=saved.encoded(),
             stream_time=self.stream_time,
             records=self._records,
             size=self._size,

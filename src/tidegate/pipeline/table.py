@@ -20,7 +20,7 @@ Thread rule: that of `Table`; reading from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -177,9 +177,7 @@ class AppCommits:
 
     def _as_recorded(self, commit: CommitRecord) -> Flow:
         """Return the flow with its stores laid out as they were when the commit was made."""
-        found = self.records.load_app()
-        lines = () if found is None else found[0].definitions.get(commit.definition, ())
-        line = next((each for each in lines if each.name == self.name), None)
+        line = next((each for each in self.records.flows_of(commit) if each.name == self.name), None)
         return self._flow if line is None else as_recorded(self._flow, line.description)
 
 
@@ -222,11 +220,8 @@ def late_of(backend: StorageBackend, app: str, flow: Flow) -> pa.Table:
     commits = AppCommits(backend, app, flow, clock=SystemClock())
 
     def look(commit: CommitRecord) -> pa.Table:
-        snapshot = commits.open(commit)
-        try:
+        with closing(commits.open(commit)) as snapshot:
             return late_rows(snapshot)
-        finally:
-            snapshot.close()
 
     return _newest(commits.records, look)
 
@@ -390,8 +385,6 @@ def _between(column: pa.BinaryArray, keys: KeyEnds) -> Any:
     return np.flatnonzero(chosen)
 
 
-# -- result table ----------------------------------------------------------------------------------
-
 _SMALL_BYTES: Final = 4 << 20  # state small enough to read whenever the table is displayed
 _TOO_LARGE: Final = "rows are not read for display: ask with fetch(key), fetch_all(from, to) or sql(query)"
 
@@ -515,16 +508,11 @@ class ResultTable(Table):
     def as_of(self, round: int) -> ResultTable:
         """Return the table as of another commit; the last ten are kept."""
         self._check_open()
-        past = ResultTable(
-            self._backend,
-            self._app,
-            self.flow,
-            round=round,
-            clock=self._clock,
-            owns_backend=False,
-            storage=self._storage,
-            log=self._log,
+        past = copy(self)
+        commits = AppCommits(
+            self._backend, self._app, self.flow, clock=self._clock, round=round, storage=self._storage
         )
+        past._follower, past._owns_backend = CommitFollower(commits, self._clock), False
         past.refresh()
         return past
 

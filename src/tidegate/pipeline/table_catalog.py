@@ -14,7 +14,7 @@ Thread rule: pure functions, except for `open_recorded`, which opens a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,12 @@ class RecordedTable:
 
 def recorded_tables(backend: StorageBackend, app: str) -> list[RecordedTable]:
     """Return the tables of an app as of its last commit; those with windows can be opened."""
-    found = []
-    for line in _lines(backend, app):
-        said = msgspec.json.decode(line.description)
-        for sink in said["sinks"]:
-            if sink["step"] == "table":
-                found.append(RecordedTable(app, sink["name"], line.name, line.topic))
-    return found
+    return [
+        RecordedTable(app, sink["name"], line.name, line.topic)
+        for line in _lines(backend, app)
+        for sink in msgspec.json.decode(line.description)["sinks"]
+        if sink["step"] == "table"
+    ]
 
 
 def open_recorded(
@@ -144,24 +143,20 @@ def unread_columns(flow: Flow) -> tuple[str, ...]:
 
 def _shape(said: Document) -> Document:
     """Return what a stateful step records about its stores: everything except the functions of a reduce."""
-    if "aggregates" not in said:
-        return said
-    return {**said, "aggregates": [_without_functions(each) for each in said["aggregates"]]}
-
-
-def _without_functions(said: Document) -> Document:
-    if said["kind"] != "reduce":
-        return said
-    kept = {name: said["options"]["reducer"][name] for name in ("state", "result", "version")}
-    return {**said, "options": {"reducer": kept}}
+    aggregates = [dict(each) for each in said.get("aggregates", ())]
+    for each in aggregates:
+        if each["kind"] == "reduce":
+            reducer = each["options"]["reducer"]
+            each["options"] = {"reducer": {name: reducer[name] for name in ("state", "result", "version")}}
+    return {**said, "aggregates": aggregates}
 
 
 def _lines(backend: StorageBackend, app: str) -> tuple[FlowLine, ...]:
     records = Records(backend, app)
-    newest, found = records.newest(), records.load_app()
-    if newest is None or found is None:
+    newest = records.newest()
+    if newest is None:
         raise UnavailableError(f"app {app} has no commit yet; run it, or wait for its first round")
-    return found[0].definitions.get(records.read_commit(newest)[0].definition, ())
+    return records.flows_of(records.read_commit(newest)[0])
 
 
 def _refused(said: Document, why: str) -> InvalidError:
@@ -169,9 +164,6 @@ def _refused(said: Document, why: str) -> InvalidError:
         f"table {said.get('name', '')!r} cannot be read without the program that made it: {why}; read it "
         "with App.open_table, or read its changelog topic"
     )
-
-
-# -- parts ---------------------------------------------------------------------------------------
 
 
 def _source(said: Document) -> Source:
@@ -189,7 +181,7 @@ def _step(said: Document) -> Step:
                 return Validate()
             return Validate(said["on_error"], said["during_push"], said["max_age_ms"])
         case "filter":
-            return Filter(_sql(said["condition"]) or AbsentFunction(pa.bool_()))
+            return Filter(said["condition"].get("sql") or AbsentFunction(pa.bool_()))
         case "select":
             return Select(tuple((name, _required_sql(each)) for name, each in said["columns"]))
         case "map":
@@ -201,7 +193,9 @@ def _step(said: Document) -> Step:
             return Lookup(said["table"], _serde(said["value"]), columns, key, said["required"])
         case "key_by":
             serde = _serde(said["serde"])
-            return KeyBy(_sql(said["expression"]) or AbsentFunction(serde.arrow_type), serde, said["shards"])
+            return KeyBy(
+                said["expression"].get("sql") or AbsentFunction(serde.arrow_type), serde, said["shards"]
+            )
         case "deduplicate":
             rule = Deduplicate(
                 said["columns"],
@@ -256,7 +250,7 @@ def _aggregate(said: Document) -> AggregateDefinition:
         made = said["options"]["reducer"]
         state, result = (field_of(said["name"], _written(made[each])).type for each in ("state", "result"))
         reducer = Reducer(
-            state, _no_states(state), lambda _, groups, count: pa.nulls(count, state),
+            state, lambda _, groups, count: pa.nulls(count, state), lambda _, groups, count: pa.nulls(count, state),
             lambda states: pa.nulls(len(states), result), result, made["version"],
         )  # fmt: skip
         return AggregateDefinition("reduce", tuple(said["columns"]), (("reducer", reducer),), said["name"])
@@ -281,17 +275,7 @@ def _late(said: list[int] | None) -> LateSettings | None:
     return None if said is None else LateSettings(format_duration(said[0]), said[1])
 
 
-def _sql(said: Document) -> str | None:
-    written: str | None = said.get("sql")
-    return written
-
-
 def _required_sql(said: Document) -> str:
-    written = _sql(said)
-    if written is None:
+    if "sql" not in said:
         raise TypeError("a select by a function or an Arrow expression")
-    return written
-
-
-def _no_states(state: pa.DataType) -> Callable[[pa.Array, Any, int], pa.Array]:
-    return lambda _, groups, count: pa.nulls(count, state)
+    return str(said["sql"])

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,6 @@ from tidegate.pipeline.topology import Filter, KeyBy, Lookup, Map, Select, Step,
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.serdes.base import Serde
 from tidegate.windows.events import EventBatch, RowChanges
-
-# -- timing ---------------------------------------------------------------------------------------
 
 
 class Timings:
@@ -51,22 +50,7 @@ class Timings:
             self.ms[name] = self.ms.get(name, 0) + ms
 
 
-# -- stateless ------------------------------------------------------------------------------------
-
 Stage: TypeAlias = Callable[[EventBatch], EventBatch]
-
-
-@runtime_checkable
-class Looking(Protocol):
-    """A stage that reads a table's commit."""
-
-    table: str
-
-    def at(self, commit: int) -> None: ...
-
-    def __call__(self, events: EventBatch) -> EventBatch: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -103,9 +87,7 @@ class Stateless:
             try:
                 events = stage(events)
             except Exception as error:  # noqa: BLE001 - the user's code: it may raise anything
-                found = bad_records(
-                    name, stage, events, error, topic=self._topic, only_first=self._only_first
-                )
+                found = FailedStep(name, stage, self._topic, self._only_first).bad_records(events, error)
                 bad += found.values()
                 events = _without(events, found, and_following=self._only_first)
                 if len(events):
@@ -141,61 +123,52 @@ class Stateless:
     def look_up(self, commits: Mapping[str, int]) -> None:
         """Set the commits of lookup tables to read from now on."""
         for _, stage in self._stages:
-            if isinstance(stage, Looking) and stage.table in commits:
+            if isinstance(stage, LookupStage) and stage.table in commits:
                 stage.at(commits[stage.table])
 
     def close(self) -> None:
         """Close the lookup tables."""
         for _, stage in self._stages:
-            if isinstance(stage, Looking):
+            if isinstance(stage, LookupStage):
                 stage.close()
 
 
-def bad_records(
-    name: str,
-    stage: Callable[[EventBatch], Any],
-    events: EventBatch,
-    error: Exception,
-    *,
-    topic: str,
-    only_first: bool,
-) -> dict[int, BadRecord]:
-    """Return the rows that `stage` fails on by themselves, after it failed on all with `error`; `name` names the step.
-
-    With `only_first` the first of each partition. Empty if all of them pass now: a failure may be transient. Errors
-    that no record causes are raised again.
-    """
-    tried = _Tried(name, stage, topic, only_first)
-    tried.require_records_fault(error, events)
-    found: dict[int, BadRecord] = {}
-    rows = np.arange(len(events))
-    while len(rows):
-        here = tried.failing(events.take(rows), 0)
-        found |= {int(rows[row]): each for row, each in here.items()}
-        if not here or not only_first:
-            break
-        rows = rows[events.partition[rows] != next(iter(here.values())).partition]
-    if not found:
-        try:
-            stage(events)
-            return {}
-        except Exception as again:  # noqa: BLE001 - the user's code: it may raise anything
-            tried.require_records_fault(again, events)
-        raise InvalidError(
-            f"{_reason(name, error)}. It fails on {len(events):,} records at once ({places_of(topic, events)}), and on "
-            "none of them alone: a step must answer for each row by itself, whatever rows come with it"
-        ) from error
-    return found
-
-
 @dataclass(frozen=True)
-class _Tried:
-    """A failed step and its attempts on fewer rows."""
+class FailedStep:
+    """A step that failed on some events; finds the records that it fails on. `name` names the step."""
 
     name: str
     stage: Callable[[EventBatch], Any]
     topic: str
     only_first: bool
+
+    def bad_records(self, events: EventBatch, error: Exception) -> dict[int, BadRecord]:
+        """Return the rows that the stage fails on by themselves, after it failed on all with `error`.
+
+        With `only_first` the first of each partition. Empty if all of them pass now: a failure may be transient.
+        Errors that no record causes are raised again.
+        """
+        self.require_records_fault(error, events)
+        found: dict[int, BadRecord] = {}
+        rows = np.arange(len(events))
+        while len(rows):
+            here = self.failing(events.take(rows), 0)
+            found |= {int(rows[row]): each for row, each in here.items()}
+            if not here or not self.only_first:
+                break
+            rows = rows[events.partition[rows] != next(iter(here.values())).partition]
+        if found:
+            return found
+        try:
+            self.stage(events)
+            return {}
+        except Exception as again:  # noqa: BLE001 - the user's code: it may raise anything
+            self.require_records_fault(again, events)
+        raise InvalidError(
+            f"{_reason(self.name, error)}. It fails on {len(events):,} records at once "
+            f"({places_of(self.topic, events)}), and on none of them alone: a step must answer for each row by itself, "
+            "whatever rows come with it"
+        ) from error
 
     def failing(self, events: EventBatch, start: int) -> dict[int, BadRecord]:
         """Return the rows that the step fails on, found by bisection; the first of `events` is row `start`."""
@@ -267,14 +240,15 @@ def _without(events: EventBatch, bad: Mapping[int, BadRecord], *, and_following:
 
 def step_name(step: Step) -> str:
     """The name of a step in messages."""
-    if isinstance(step, Filter):
-        return f"filter {shown(step.condition)}"
-    if isinstance(step, Map):
-        return f"map {shown(step.function)}"
-    if isinstance(step, KeyBy):
-        return f"key_by {shown(step.expression)}"
-    if isinstance(step, Lookup):
-        return f"lookup {step.table}"
+    match step:
+        case Filter():
+            return f"filter {shown(step.condition)}"
+        case Map():
+            return f"map {shown(step.function)}"
+        case KeyBy():
+            return f"key_by {shown(step.expression)}"
+        case Lookup():
+            return f"lookup {step.table}"
     return type(step).__name__.lower()
 
 
@@ -291,56 +265,34 @@ def can_fail(step: Step, schema: pa.Schema) -> bool:
 
 def stage_of(step: Step, schema: pa.Schema, key: Serde[Any], around: Around) -> Stage | None:
     """Return the stage of a step for events with columns `schema` and keys that `key` reads; None: no stage here."""
-    if isinstance(step, Validate):
-        return None  # done where records are read
-    if isinstance(step, Filter):
-        return _filter(step, schema, key)
-    if isinstance(step, Select):
-        return _select(step, schema, key)
-    if isinstance(step, Map):
-        return _map(step, schema, key)
-    if isinstance(step, KeyBy):
-        return _key_by(step, schema, key)
-    if isinstance(step, Lookup):
-        return LookupStage(step, schema, key, around.backend, around.clock)
+    match step:
+        case Validate():
+            return None  # done where records are read
+        case Filter():
+            return partial(_filter, Projection([("condition", step.condition)], schema, key, what="filter"))
+        case Select():
+            return partial(_values, Projection(step.columns, schema, key, what="select"))
+        case Map():
+            return partial(_values, Mapped(step.function, step.schema, schema, key, what="map"))
+        case KeyBy():
+            expression = Projection([("key", step.expression)], schema, key, what="key_by")
+            return partial(_key_by, expression, step.serde)
+        case Lookup():
+            return LookupStage(step, schema, key, around.backend, around.clock)
     raise InvalidError(f"a step {type(step).__name__} cannot be run here")
 
 
-def _filter(step: Filter, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    condition = Projection([("condition", step.condition)], schema, key, what="filter")
-
-    def run(events: EventBatch) -> EventBatch:
-        (mask,) = condition.arrays(events)
-        if mask.null_count:
-            mask = mask.fill_null(False)
-        return events.take(mask.to_numpy(zero_copy_only=False))
-
-    return run
+def _filter(condition: Projection, events: EventBatch) -> EventBatch:
+    (mask,) = condition.arrays(events)
+    if mask.null_count:
+        mask = mask.fill_null(False)
+    return events.take(mask.to_numpy(zero_copy_only=False))
 
 
-def _select(step: Select, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    columns = Projection(step.columns, schema, key, what="select")
-
-    def run(events: EventBatch) -> EventBatch:
-        return events.with_values(columns.batch(events))
-
-    return run
+def _values(columns: Projection | Mapped, events: EventBatch) -> EventBatch:
+    return events.with_values(columns.batch(events))
 
 
-def _map(step: Map, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    mapped = Mapped(step.function, step.schema, schema, key, what="map")
-
-    def run(events: EventBatch) -> EventBatch:
-        return events.with_values(mapped.batch(events))
-
-    return run
-
-
-def _key_by(step: KeyBy, schema: pa.Schema, key: Serde[Any]) -> Stage:
-    expression = Projection([("key", step.expression)], schema, key, what="key_by")
-
-    def run(events: EventBatch) -> EventBatch:
-        (column,) = expression.arrays(events)
-        return replace(events, key=step.serde.encode_column(column))
-
-    return run
+def _key_by(expression: Projection, serde: Serde[Any], events: EventBatch) -> EventBatch:
+    (column,) = expression.arrays(events)
+    return replace(events, key=serde.encode_column(column))

@@ -43,7 +43,16 @@ from tidegate.pipeline.held_events import (
     pack_events,
     unpack_events,
 )
-from tidegate.pipeline.messages import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick, parcel_name
+from tidegate.pipeline.messages import (
+    Delivery,
+    RoundOrder,
+    SourceOrder,
+    SourceResult,
+    TaskOrder,
+    TaskResult,
+    Tick,
+    parcel_name,
+)
 from tidegate.pipeline.operator_chain import TaskChain, checks_of, cut_of, front_of, keyless
 from tidegate.pipeline.settings import WorkerSetup
 from tidegate.pipeline.sink import BATCH_BYTES as RESULT_BATCH_BYTES
@@ -67,8 +76,6 @@ from tidegate.windows.operators.base import (
     rows_that_fit,
 )
 from tidegate.windows.operators.windowed_operator import Emit
-
-# -- opening --------------------------------------------------------------------------------------
 
 
 def open_app_log(address: str, client: Mapping[str, str], *, files: Files | None, clock: Clock | None) -> Any:
@@ -130,8 +137,6 @@ def _codes(column: pa.Array) -> tuple[Int64s, int]:
     return codes, max(1, len(encoded.dictionary))
 
 
-# -- worker ---------------------------------------------------------------------------------------
-
 __all__ = ["Reading", "Worker", "pack_events", "unpack_events"]
 
 MAINTENANCE_PERMILLE = 40  # of a round's time, for compaction and uploads
@@ -174,7 +179,7 @@ class Worker:
             if backend is None
             else backend
         )
-        self._runtime = WorkerStorageRuntime.open(
+        self.runtime = WorkerStorageRuntime.open(
             setup.runtime_config,
             kept_open(self._backend),
             clock=self._clock,
@@ -188,10 +193,6 @@ class Worker:
         self._tasks: dict[tuple[str, int], _Task] = {}
         self._attached: set[tuple[str, int]] = set()
         self._sources: dict[tuple[str, int], SourceParts] = {}
-
-    @property
-    def runtime(self) -> WorkerStorageRuntime:
-        return self._runtime
 
     # -- sources ---------------------------------------------------------------------------------
 
@@ -248,6 +249,27 @@ class Worker:
 
     # -- tasks -----------------------------------------------------------------------------------
 
+    def do(
+        self,
+        order: RoundOrder,
+        task: TaskOrder,
+        source: SourceOrder | None,
+        events: Iterable[EventBatch] = (),
+        frontiers: Frontiers | None = None,
+    ) -> tuple[SourceResult | None, TaskResult]:
+        """Run one task of a round with its events: those of `source`, in a co-partitioned flow with records to read."""
+        tick = order.tick_of(task.flow)
+        reading = None if source is None else self.read(source, tick)
+        result = self.work(
+            task,
+            tick,
+            order.round,
+            events if reading is None else reading,
+            incarnation=order.incarnation,
+            frontiers=frontiers,
+        )
+        return None if reading is None else reading.result(), result
+
     def work(
         self,
         order: TaskOrder,
@@ -276,21 +298,28 @@ class Worker:
             arrived = self._in_order(flow, task, events, frontiers or {}, order.left_out, timings)
             rows = self._through(flow, task, tick, events, arrived, counters, timings)
             settled = None if before is None else (before, max(before, task.chain.settled or before))
-            contents = (
-                self._changelog(task, rows, tick, incarnation, timings, settled) if not task.chain.bad else []
-            )
+            contents = list[Batches]()
+            for changelog in task.changelogs if rows and not task.chain.bad else ():
+                contents += changelog.batches(
+                    rows, task.outbox, incarnation, tick, timings, task.chain.bad, settled=settled
+                )
             if task.chain.bad:  # the task's state and its parcel include effects of these records
                 self.forget(order.flow, order.task)
                 return TaskResult(order.flow, order.task, b"", bad=tuple(task.chain.bad))
-            parcel = self._parcel(order, round, contents, timings)
+            parcel = None
+            if contents:
+                unique = self._randomness.uuid().hex
+                with timings("parcel"):
+                    where = parcel_name(self.setup.app, order.flow, order.task, round, unique)
+                    parcel = write_parcel(self._backend, where, contents)
             rows_sent, nbytes = sum(len(piece) for piece in rows), _list_bytes(rows)
             del rows, contents  # large lists must not stay in memory while the task's state is stored
-            self._runtime.scratch.freed(RESULT_COPIES * nbytes)
+            self.runtime.scratch.freed(RESULT_COPIES * nbytes)
             with timings("maintain"):
                 taken_ms = self._clock.monotonic_ms() - began_ms
-                self._runtime.maintain(name, budget_ms=max(1, taken_ms * MAINTENANCE_PERMILLE // 1000))
+                self.runtime.maintain(name, budget_ms=max(1, taken_ms * MAINTENANCE_PERMILLE // 1000))
             with timings("checkpoint"):
-                token = self._runtime.checkpoint(name)
+                token = self.runtime.checkpoint(name)
         except BaseException as error:
             self.forget(order.flow, order.task)
             if not isinstance(error, TidegateError):
@@ -307,8 +336,8 @@ class Worker:
             stream_time=events.stream_time if isinstance(events, Reading) else stream_time,
             rows_sent=rows_sent,
             counters=dict(counters),
-            backlog_bytes=self._runtime.charge_of(name),
-            memory_bytes=self._runtime.pool.used(name),
+            backlog_bytes=self.runtime.charge_of(name),
+            memory_bytes=self.runtime.pool.used(name),
             timings_ms=timings.ms,
             held=None if task.held is None else task.held.held,
         )
@@ -327,7 +356,7 @@ class Worker:
             known.chain.close()
         if is_attached:
             with suppress(InvalidError):  # it failed before storage knew the task
-                self._runtime.detach(self.setup.storage_task(flow, task))
+                self.runtime.detach(self.setup.storage_task(flow, task))
 
     def close(self) -> None:
         for task in self._tasks.values():
@@ -336,31 +365,29 @@ class Worker:
             parts.stages.close()
         self._tasks.clear()
         self._deliverer.close()
-        self._runtime.close()
+        self.runtime.close()
         if self._owns_log:
             self._log.close()
         if self._owns_backend:
             self._backend.close()
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _standing_at(self, flow: Flow, order: TaskOrder, name: str) -> _Task:
         """Return the task at the order's token: from memory, or restored."""
         token = order.token or None
         with self._guard:
             known = self._tasks.get((order.flow, order.task))
-        if known is not None and self._runtime.is_at(name, token):
+        if known is not None and self.runtime.is_at(name, token):
             return known
         self.forget(order.flow, order.task)
         with self._guard:
             self._attached.add((order.flow, order.task))
-        self._runtime.apply_checkpoint(name, token)
+        self.runtime.apply_checkpoint(name, token)
         sources = self.setup.partitions[flow.source.topic]
         partitions = [order.task] if flow.rekey_at is None else list(range(sources))
         outbox = OutboxState()
         made = _Task(
             TaskChain(
-                self._runtime,
+                self.runtime,
                 name,
                 flow,
                 partitions,
@@ -381,9 +408,9 @@ class Worker:
                 )
                 for sink in flow.topics
             ],
-            HeldEvents(self._runtime, name, flow.schemas[cut_of(flow)]) if flow.is_ordered else None,
+            HeldEvents(self.runtime, name, flow.schemas[cut_of(flow)]) if flow.is_ordered else None,
         )
-        self._runtime.attach(name, outbox)
+        self.runtime.attach(name, outbox)
         with self._guard:
             self._tasks[order.flow, order.task] = made
         return made
@@ -448,41 +475,13 @@ class Worker:
         if (
             len(windows) > 1
             and len(windows) == len(rows)
-            and 4 * _list_bytes(rows) > self._runtime.scratch.working_bytes
+            and 4 * _list_bytes(rows) > self.runtime.scratch.working_bytes
         ):
             windows = [last_of_each(windows)]
             rows = list(windows)
         if windows:
-            rows_that_fit(windows, self._runtime.scratch)
+            rows_that_fit(windows, self.runtime.scratch)
         return rows
-
-    def _changelog(
-        self,
-        task: _Task,
-        rows: list[Rows],
-        tick: Tick,
-        incarnation: str,
-        timings: Timings,
-        settled: tuple[int, int] | None,
-    ) -> list[Batches]:
-        if not rows:
-            return []
-        contents: list[Batches] = []
-        for changelog in task.changelogs:
-            contents += changelog.batches(
-                rows, task.outbox, incarnation, tick, timings, task.chain.bad, settled=settled
-            )
-        return contents
-
-    def _parcel(
-        self, order: TaskOrder, round: int, contents: list[Batches], timings: Timings
-    ) -> Parcel | None:
-        if not contents:
-            return None
-        unique = self._randomness.uuid().hex
-        name = parcel_name(self.setup.app, order.flow, order.task, round, unique)
-        with timings("parcel"):
-            return write_parcel(self._backend, name, contents)
 
 
 def _list_bytes(rows: Iterable[Rows]) -> int:

@@ -11,6 +11,7 @@ Does not import pyspark. Thread rule: pure functions over a snapshot of one's ow
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,11 +24,9 @@ from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.table import AppCommits, FlowForm, FlowRows
 from tidegate.pipeline.table_catalog import RecordedTable, find_recorded, recorded_flow, recorded_line
 from tidegate.spark.options import TableOptions
-from tidegate.spark.table_source import LATEST, TIMESTAMP, as_timestamps, check_columns, sparks_type
+from tidegate.spark.table_source import LATEST, TIMES, TIMESTAMP, check_columns, sparks_column, sparks_type
 from tidegate.storage.backends.base import MissingObjectError, StorageBackend
 from tidegate.tables.commits import stored_tables
-
-_TIMES = frozenset({"window_start", "window_end", "timestamp"})
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _chosen(records: Records, options: TableOptions, table: RecordedTable) -> Co
 def app_schema(flow: Flow, columns: Sequence[str] = ()) -> pa.Schema:
     """Return the columns of an app's table in Spark's types: the requested ones, in that order."""
     known = {
-        each.name: TIMESTAMP if each.name in _TIMES else sparks_type(each.type)
+        each.name: TIMESTAMP if each.name in TIMES else sparks_type(each.type)
         for each in FlowForm(flow).stored
     }
     check_columns(columns, tuple(known), flow.name)
@@ -102,25 +101,13 @@ def read_task(
             backend, read.app, flow, clock=SystemClock(), round=read.round, tasks=frozenset([task])
         )
         try:
-            snapshot = commits.open(commits.newest())
-            try:
+            with closing(commits.open(commits.newest())) as snapshot:
                 rows = FlowRows(snapshot, FlowForm(flow), commits.records)
                 for batch in rows.scan(0, LATEST, batch_rows=options.batch_rows):
-                    yield _finished(batch, schema)
-            finally:
-                snapshot.close()
+                    arrays = [sparks_column(batch.column(field.name), field) for field in schema]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
         except MissingObjectError as error:
             raise CommitGoneError(
                 f"round {read.round} of app {read.app} is no longer there: the app has made several newer ones while "
                 f"Spark read this one ({error.name} is gone); read the table again"
             ) from error
-
-
-def _finished(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = []
-    for field in schema:
-        column = batch.column(field.name)
-        if field.name in _TIMES:
-            column = as_timestamps(column)
-        arrays.append(column if column.type == field.type else column.cast(field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -31,7 +31,6 @@ SCHEDULES_ONLY: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel
 """For a session that does nothing but audit. Its JVM hands out tasks, and compiling itself to be quick at that took it
 more processor time than it ever saves: 4 s of start-up, and half a second beside every audit."""
 _LOOK_SECONDS: Final = 0.1
-_LONGEST_CAUSE: Final = 2000
 _jobs = count(1)
 
 
@@ -53,9 +52,8 @@ class SparkRunner:
             job = pool.submit(self._finish, group, partial(_answer, work, answers), items)
             try:
                 while left:
-                    is_done = bool(
-                        wait([job], _LOOK_SECONDS).done
-                    )  # first: a finished job has all its results
+                    # looked at first: a finished job has all its results
+                    is_done = bool(wait([job], _LOOK_SECONDS).done)
                     while answers.value:
                         answer = answers.value.popleft()
                         if isinstance(answer, Failure):
@@ -71,14 +69,11 @@ class SparkRunner:
                 self._end(group, job)
 
     def _finish(self, group: str, answer: Callable[[Any], None], items: Sequence[Any]) -> None:
-        from tidegate.spark.compat import SPARK_ERRORS
+        from tidegate.spark.compat import failures_told
 
-        try:
+        with failures_told(lambda: "Spark could not finish the audit; start it again"):
             self._context.setJobGroup(group, "ranges of topics, read by Tidegate", True)
             self._context.parallelize(items, len(items)).foreach(answer)
-        except SPARK_ERRORS as error:
-            cause = str(error)[:_LONGEST_CAUSE]
-            raise UnavailableError(f"Spark could not finish the audit; start it again: {cause}") from error
 
     def _end(self, group: str, job: Future[None]) -> None:
         """Cancel the rest; a job that Spark has not started yet is cancelled at the next check."""

@@ -14,7 +14,10 @@ Thread rule: a `Slots` belongs to the thread that runs rounds; the functions may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyspark
@@ -28,8 +31,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from tidegate.errors import UnavailableError
 
-__all__ = ["SPARK_ERRORS", "Slots", "arrow_function", "executors", "from_arrow_schema", "is_running", "pickled",
-           "to_arrow_schema", "unpickled"]  # fmt: skip
+__all__ = ["SPARK_ERRORS", "Slots", "arrow_function", "executors", "failures_told", "from_arrow_schema", "is_running",
+           "pickled", "to_arrow_schema", "unpickled"]  # fmt: skip
 
 FIRST_VERSION: Final = (4, 2)
 NEXT_VERSION: Final = (4, 4)
@@ -57,6 +60,16 @@ check_version(pyspark.__version__)
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """With these the driver reports that a job failed, or that Java is gone."""
+_LONGEST_CAUSE: Final = 2000
+
+
+@contextmanager
+def failures_told(what: Callable[[], str]) -> Iterator[None]:
+    """Raise Spark's errors as `UnavailableError`, with `what()` in front."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise UnavailableError(f"{what()}: {str(error)[:_LONGEST_CAUSE]}") from error
 
 
 def is_running() -> bool:
@@ -91,22 +104,34 @@ def arrow_function(function: Callable[..., Any], returns: str) -> Callable[..., 
     return made
 
 
-# -- slots ----------------------------------------------------------------------------------------
-
 VARIABLE: Final = "TIDEGATE_SLOT"
 SlotFunction = Callable[[int, Iterable[Any]], Iterable[bytes]]
 
 
-class Slots:
-    """Runs functions on the slots of one app; `owner` separates its processes from those of other apps of the
-    session."""
+_in_use: set[int] = set()
+_in_use_lock = threading.Lock()
 
-    def __init__(self, context: SparkContext, count: int, owner: str) -> None:
+
+class Slots:
+    """Runs functions on the slots of one app, in processes that no other running app of the session uses.
+
+    A run gets the lowest number that no other run has, and its processes are named by it. A later run with the same
+    number uses them again: they have loaded what a task needs, which takes a second or two.
+    """
+
+    def __init__(self, context: SparkContext, count: int) -> None:
         self.count = count
-        self._owner = owner
+        with _in_use_lock:
+            self._number = next(number for number in itertools.count() if number not in _in_use)
+            _in_use.add(self._number)
         self._context = context
         self._nothing = context.parallelize([b""], 1)  # one row makes one task; created once
         _ = self._nothing._jrdd
+
+    def free(self) -> None:
+        """Leave the processes to the next run; not to be called while a task may still be running in one."""
+        with _in_use_lock:
+            _in_use.discard(self._number)
 
     def on_each(self, functions: Mapping[int, SlotFunction]) -> RDD[bytes]:
         """Run each slot's function, without input."""
@@ -136,7 +161,7 @@ class Slots:
         """Return a copy of the context with one more environment variable, which shares everything else."""
         view = object.__new__(type(self._context))
         view.__dict__.update(self._context.__dict__)
-        view.environment = self._context.environment | {VARIABLE: f"{self._owner}/{slot}"}
+        view.environment = self._context.environment | {VARIABLE: f"{self._number}/{slot}"}
         return view
 
     def _union(self, parts: list[RDD[bytes]]) -> RDD[bytes]:

@@ -15,26 +15,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidegate.errors import InternalError, InvalidError, UnavailableError
+from tidegate.errors import InternalError, InvalidError
 from tidegate.pipeline.messages import RoundOrder, RoundResult, SourceOrder, TaskOrder, decode, encode
 from tidegate.pipeline.settings import WorkerSetup
-from tidegate.spark.compat import SPARK_ERRORS, Slots, executors, pickled
+from tidegate.spark.compat import Slots, executors, failures_told, pickled
 from tidegate.spark.errors import rebuild
 from tidegate.spark.exchange import clear, exchange_folder
-from tidegate.spark.round_task import HOME, places
+from tidegate.spark.round_task import HOME, Assignment, Outcome, places, read_and_split, work_on
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
-
-    from tidegate.spark.round_task import Outcome
-
-
-_LONGEST_CAUSE: Final = 2000
 
 
 class SparkEngine:
@@ -56,12 +51,13 @@ class SparkEngine:
         self._places = places(setup, self.slots)
         self._setup = pickled(setup)
         self._digest = hashlib.sha256(self._setup).hexdigest()
-        self._slots = Slots(self._context, self.slots, f"{setup.app}/{self._digest[:16]}")
+        self._slots = Slots(self._context, self.slots)
         self._beside = -(-self.slots // executors(self._context))  # processes on one machine
         self._exchange = exchange_folder(self._context) if self._rekeyed else None
         self._guard = threading.Lock()
         self._group: str | None = None  # of the running job
         self._closed = False
+        self._cancelled = False  # a job ended early, and its tasks may still be running
         self.outcomes: tuple[Outcome, ...] = ()  # of the last round, for display
 
     def place(self, flow: str, task: int) -> int:
@@ -69,13 +65,11 @@ class SparkEngine:
 
     def run(self, order: RoundOrder) -> RoundResult:
         """Execute one round; raise what a task raised, and `UnavailableError` if Spark gave up."""
-        from tidegate.spark.round_task import Outcome
-
         if not order.tasks and not order.sources:
             return RoundResult((), ())
         try:
-            with self._in_group(order):
-                rows = self._collected(self._job(order))
+            with self._in_group(order), failures_told(self._failure):
+                rows = self._job(order).collect()
         finally:
             if self._exchange is not None:
                 clear(self._exchange)
@@ -94,18 +88,24 @@ class SparkEngine:
         with self._guard:
             group = self._group
         if group is not None:
+            self._cancelled = True
             self._context.cancelJobGroup(group)
 
     def close(self) -> None:
-        """Mark the engine closed. Processes end by themselves after a minute without work."""
-        self._closed = True
+        """Mark the engine closed. Its processes serve the next run, or end after a minute without work."""
+        with self._guard:
+            was_closed, self._closed = self._closed, True
         self.cancel()
+        if not was_closed and not self._cancelled:
+            self._slots.free()
+
+    def _failure(self) -> str:
+        state = "the round was cancelled" if self._closed else "Spark could not finish a round"
+        return f"{state}; nothing of it counts, it can be done again"
 
     # -- one job -------------------------------------------------------------------------------------
 
     def _job(self, order: RoundOrder) -> RDD[bytes]:
-        from tidegate.spark.round_task import read_and_split, work_on
-
         sources: dict[int, list[SourceOrder]] = {}
         tasks: dict[int, list[TaskOrder]] = {}
         readers: dict[int, list[SourceOrder]] = {}
@@ -129,9 +129,7 @@ class SparkEngine:
         }
         return self._slots.shuffled(senders, workers)
 
-    def _assigned(self, order: RoundOrder, sources: list[SourceOrder], tasks: list[TaskOrder]) -> Any:
-        from tidegate.spark.round_task import Assignment
-
+    def _assigned(self, order: RoundOrder, sources: list[SourceOrder], tasks: list[TaskOrder]) -> Assignment:
         part = msgspec.structs.replace(order, sources=tuple(sources), tasks=tuple(tasks))
         exchange = "" if self._exchange is None else str(self._exchange)
         return Assignment(self._setup, self._digest, encode(part), self.slots, self._beside, exchange)
@@ -149,6 +147,7 @@ class SparkEngine:
         try:
             yield
         except BaseException:
+            self._cancelled = True
             self._context.cancelJobGroup(group)
             raise
         finally:
@@ -156,11 +155,3 @@ class SparkEngine:
                 self._group = None
             self._context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
             self._context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
-
-    def _collected(self, job: RDD[bytes]) -> list[bytes]:
-        try:
-            return job.collect()
-        except SPARK_ERRORS as error:
-            cause = str(error)[:_LONGEST_CAUSE]
-            state = "the round was cancelled" if self._closed else "Spark could not finish a round"
-            raise UnavailableError(f"{state}; nothing of it counts, it can be done again: {cause}") from error

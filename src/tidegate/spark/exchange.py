@@ -1,8 +1,7 @@
 """Shuffle events from the slot that reads a source to the slot that owns the key.
 
-Spark's shuffle moves blobs: one Arrow IPC stream for each batch and task, addressed to a slot, in the format of
-PySpark's own shuffle (a number, then bytes), without pickling. Source results, frontiers and errors are sent the
-same way. The first byte of a blob is its kind:
+Spark's shuffle moves blobs in the format of PySpark's own (a number, then bytes), without pickling. The first byte of a
+blob is its kind:
 
     E  uint16 length of the flow's name, uint32 task, the name, zeroes up to a multiple of 64, Arrow IPC stream
     P  Place as MessagePack: the file and position of a blob of kind E
@@ -10,12 +9,10 @@ same way. The first byte of a blob is its kind:
     R  Reached as MessagePack: how far a source was read, for slots whose tasks order several sources
     F  Failure as MessagePack
 
-If all slots share a machine (`local[…]`), a blob of events is written to a file once and mapped by its reader, and
-only its place is shuffled: the shuffle itself would cost more than all other work with the events.
+If all slots share a machine (`local[…]`), events are written to a file once and mapped, and their place is shuffled.
 
 S1  batches of one source and task arrive whole, in any order; tasks sort them by offset.
-X1  a file belongs to one attempt and is complete before Spark hears of it. A reader gets the files of the attempt
-    that Spark chose.
+X1  a file belongs to one attempt and is complete before Spark hears of it.
 X2  files stay until the job ends, so that a second attempt of a reader finds them; then the driver removes them all.
 
 Thread rule: one owner.

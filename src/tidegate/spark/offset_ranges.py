@@ -1,19 +1,13 @@
 """The offsets that a Spark read or micro-batch covers, from options, limits and the log's extents.
 
-A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7, "id":
-…}}`, Spark's Kafka notation, with topics sorted by name and partitions by number: Spark compares positions as text,
-so equal positions must have one spelling (P1).
+A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7, "id": …}}`,
+with topics sorted by name and partitions by number: Spark compares positions as text, so equal positions have one
+spelling (P1). A limit is shared in proportion to what each partition has left, by largest remainder, so that shares
+add up to it exactly, and at least one offset is admitted while any is left (P2).
 
-Admission: a limit is shared among partitions in proportion to what each has left, by largest remainder, so that the
-shares add up to the limit exactly, and at least one offset is admitted while any is left (P2).
-
-Extents are the first and end offsets of a topic's partitions, in a log folder or a Kafka cluster. They are only
-read: every call opens what it needs and closes it again, so nothing stays open between micro-batches.
-
-`Planner` turns options and limits into positions. It runs in Spark's planning processes, only reads, and holds only
-options, so it can be pickled. A *loss* is a record that a query was going to read and that is gone: retention
-removed it, or the topic was truncated or created anew. It stops the query with a message that says how to resume;
-with `failOnDataLoss=false` it is a warning.
+`Planner` opens the log at every call and closes it again; it holds only options, so it can be pickled. A *loss* is a
+record that a query was going to read and that is gone: it stops the query with a message that says how to resume, or
+with `failOnDataLoss=false` is a warning.
 
 This module does not import pyspark.
 """
@@ -27,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.log.format.batch import iter_headers
@@ -188,35 +182,12 @@ def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
     ]
 
 
-# -- extents --------------------------------------------------------------------------------------
-
-
 class Extent(NamedTuple):
     """One partition: its first offset, its end for readers of this isolation level, and its log end offset."""
 
     first: int
     readable: int
     end: int
-
-
-class Extents(Protocol):
-    """The extents of a log, as planning needs them."""
-
-    def places(self) -> list[Place]:
-        """Return every partition of the topics, in order."""
-        ...
-
-    def all(self) -> dict[Place, Extent]:
-        """Return the current extent of each partition."""
-        ...
-
-    def at_time(self, moment_ms: int) -> Position:
-        """Return the first offset of each partition at or after a time; its end if there is none."""
-        ...
-
-
-def extents_of(options: SourceOptions) -> Extents:
-    return KafkaExtents(options) if options.is_kafka else FolderExtents(options)
 
 
 @contextmanager
@@ -226,76 +197,6 @@ def opened(options: SourceOptions) -> Iterator[Log | KafkaLog]:
         raise UnavailableError(f"{options.log} does not exist; option log names the log's folder")
     with open_log(options.log, client=options.client, read_only=True) as log:
         yield log
-
-
-class FolderExtents:
-    """The extents of a log folder on this machine's disk."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def places(self) -> list[Place]:
-        with opened(self._options) as log:
-            found = [log.describe(topic) for topic in self._options.topics]
-        return sorted((topic.name, number) for topic in found for number in topic.partition_numbers)
-
-    def all(self) -> dict[Place, Extent]:
-        return {place: self._extent(*look) for place, look in self._looks()}
-
-    def at_time(self, moment_ms: int) -> Position:
-        found: Position = {}
-        for place, (view, bounds) in self._looks():
-            offset = view.offset_for_time(moment_ms, bounds)
-            found[place] = self._extent(view, bounds).readable if offset is None else offset
-        return found
-
-    @contextmanager
-    def view(self, place: Place) -> Iterator[tuple[PartitionView, Bounds]]:
-        """Open one partition's files."""
-        with Log(self._options.log, read_only=True) as log:
-            view = log.view(*place)
-            yield view, view.bounds()
-
-    def _looks(self) -> Iterator[tuple[Place, tuple[PartitionView, Bounds]]]:
-        with opened(self._options) as log:
-            for topic in sorted(self._options.topics):
-                description = log.describe(topic)
-                for number in description.partition_numbers:
-                    view = log.view(topic, number, description=description)  # type: ignore[union-attr]
-                    yield (topic, number), (view, view.bounds())
-
-    def _extent(self, view: PartitionView, bounds: Bounds) -> Extent:
-        committed = self._options.isolation == "read_committed"
-        readable = view.last_stable(bounds) if committed else bounds.high_watermark
-        return Extent(bounds.log_start, readable, bounds.high_watermark)
-
-
-class KafkaExtents:
-    """The extents of a Kafka cluster; each call is one request per topic."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def places(self) -> list[Place]:
-        return sorted(self.all())
-
-    def all(self) -> dict[Place, Extent]:
-        found: dict[Place, Extent] = {}
-        with opened(self._options) as log:
-            for topic in self._options.topics:
-                with log.reader(topic, isolation=self._options.isolation, start=0) as reader:
-                    starts, ends = reader.start_offsets(), reader.end_offsets()  # type: ignore[union-attr]
-                found |= {(topic, number): Extent(starts[number], end, end) for number, end in ends.items()}
-        return dict(sorted(found.items()))
-
-    def at_time(self, moment_ms: int) -> Position:
-        found: Position = {}
-        start = StartPosition(PositionKind.TIME, moment_ms)
-        with opened(self._options) as log:
-            for topic in self._options.topics:
-                with log.reader(topic, isolation=self._options.isolation, start=start) as reader:
-                    found |= {(topic, number): offset for number, offset in reader.positions().items()}
-        return dict(sorted(found.items()))
 
 
 # -- planning -------------------------------------------------------------------------------------
@@ -309,13 +210,32 @@ class Planner:
 
     options: SourceOptions
 
-    @property
-    def extents(self) -> Extents:
-        return extents_of(self.options)
+    def extents(self) -> dict[Place, Extent]:
+        """Return the current extent of each partition, in order."""
+        found: dict[Place, Extent] = {}
+        with opened(self.options) as log:
+            if isinstance(log, Log):
+                return {place: self._extent(view, bounds) for place, view, bounds in self._views(log)}
+            for topic in self.options.topics:  # one request per topic
+                with log.reader(topic, isolation=self.options.isolation, start=0) as reader:
+                    starts, ends = reader.start_offsets(), reader.end_offsets()
+                found |= {(topic, number): Extent(starts[number], end, end) for number, end in ends.items()}
+        return dict(sorted(found.items()))
 
-    def places(self) -> list[Place]:
-        """Every partition of the requested topics, in order."""
-        return self.extents.places()
+    def at_time(self, moment_ms: int) -> Position:
+        """Return the first offset of each partition at or after a time; its end if there is none."""
+        found: Position = {}
+        with opened(self.options) as log:
+            if isinstance(log, Log):
+                for place, view, bounds in self._views(log):
+                    offset = view.offset_for_time(moment_ms, bounds)
+                    found[place] = self._extent(view, bounds).readable if offset is None else offset
+                return found
+            start = StartPosition(PositionKind.TIME, moment_ms)
+            for topic in self.options.topics:
+                with log.reader(topic, isolation=self.options.isolation, start=start) as reader:
+                    found |= {(topic, number): offset for number, offset in reader.positions().items()}
+        return dict(sorted(found.items()))
 
     def starting(self) -> Position:
         """Return the position where a new query begins."""
@@ -329,7 +249,7 @@ class Planner:
 
     def latest(self) -> Position:
         """Return the end of every partition for readers of this isolation level."""
-        return {place: extent.readable for place, extent in self.extents.all().items()}
+        return {place: extent.readable for place, extent in self.extents().items()}
 
     def topic_ids(self) -> dict[str, str]:
         """Return the current ids of the topics, where they are known."""
@@ -351,7 +271,7 @@ class Planner:
 
     def check_loss(self, start: Mapping[Place, int], end: Mapping[Place, int]) -> Position:
         """Return `start` moved to offsets that can still be read; stop (or warn) if records in between are gone."""
-        present = self.extents.all()
+        present = self.extents()
         usable: Position = {}
         for place in sorted(end.keys() | start.keys()):
             if place not in present:
@@ -390,23 +310,24 @@ class Planner:
 
     def admit_bytes(self, start: Mapping[Place, int], end: Position, limit: int) -> Position:
         """Return `end`, reduced so that `limit` stored bytes are in between: whole batches, at least one."""
-        folder = _folder(self.extents)
-        backlog = {
-            place: _bytes_from(folder, place, start[place]) for place in end if end[place] > start[place]
-        }
-        admitted = dict(start)
-        for place, budget in share(limit, backlog).items():
-            if budget:
-                with folder.view(place) as (view, bounds):
-                    admitted[place] = _end_within(view, bounds, start[place], end[place], budget)
+        with opened(self.options) as log:
+            if not isinstance(log, Log):
+                raise InvalidError(
+                    "a cluster does not tell how many bytes lie between offsets; limit records instead"
+                )
+            views = {place: log.view(*place) for place in end if end[place] > start[place]}
+            backlog = {place: _bytes_from(view, start[place]) for place, view in views.items()}
+            admitted = dict(start)
+            for place, budget in share(limit, backlog).items():
+                if budget:
+                    view = views[place]
+                    admitted[place] = _end_within(view, view.bounds(), start[place], end[place], budget)
         return {place: admitted[place] for place in end}
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _bound(self, option: str, text: str | None, moment: int | None, default: int) -> Position:
         if moment is not None:
-            return self.extents.at_time(moment)
-        present = self.extents.all()
+            return self.at_time(moment)
+        present = self.extents()
         places = list(present)
         asked = dict.fromkeys(places, default) if text is None else parse_bound(text, places, option=option)
         words = {
@@ -414,18 +335,21 @@ class Planner:
         }
         return {place: words[place].get(offset, offset) for place, offset in asked.items()}
 
+    def _views(self, log: Log) -> Iterator[tuple[Place, PartitionView, Bounds]]:
+        for topic in sorted(self.options.topics):
+            description = log.describe(topic)
+            for number in description.partition_numbers:
+                view = log.view(topic, number, description=description)
+                yield (topic, number), view, view.bounds()
 
-def _folder(extents: Extents) -> FolderExtents:
-    if not isinstance(extents, FolderExtents):
-        raise InvalidError(
-            "a cluster does not tell how many bytes lie between offsets; limit records instead"
-        )
-    return extents
+    def _extent(self, view: PartitionView, bounds: Bounds) -> Extent:
+        committed = self.options.isolation == "read_committed"
+        readable = view.last_stable(bounds) if committed else bounds.high_watermark
+        return Extent(bounds.log_start, readable, bounds.high_watermark)
 
 
-def _bytes_from(folder: FolderExtents, place: Place, offset: int) -> int:
-    with folder.view(place) as (view, _):
-        sizes = view.segment_sizes()
+def _bytes_from(view: PartitionView, offset: int) -> int:
+    sizes = view.segment_sizes()
     later = [size for base, size in sizes if base > offset]
     holding = [size for base, size in sizes if base <= offset][-1:]
     return max(1, sum(later) + sum(holding))

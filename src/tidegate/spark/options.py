@@ -2,56 +2,7 @@
 
 Names are compared without regard to case, as Spark does. An unknown option is an error: a misspelt limit that is
 silently ignored costs more than a message. Names that begin with one of a source's prefixes (`kafka.`) are passed on
-unchanged.
-
-Pure functions; neither Spark nor a log is used.
-
-Options of writing with `format("tidegate")`:
-
-| option | means | default |
-|---|---|---|
-| `log` (or the path given to `save`) | the log's folder, or `kafka://host:port` | required |
-| `topic` | the topic, which must exist | required |
-| `outbox` | a folder that the driver and all executors share | `<log>.outbox` beside a log folder |
-| `writeId` | batch only: a repeat of this write under the same name adds nothing | |
-| `compression` | of the stored batches: none, gzip, snappy, lz4, zstd | the topic's |
-| `checksum` | of chains: adhash2, adhash, none | `adhash2` |
-| `lockTimeout` | how long to wait for another writer of the topic | `30s` |
-| `kafka.…` | settings of the Kafka client, as `kafka.security.protocol` | |
-
-Options of reading with `format("tidegate")`:
-
-| option | means | default |
-|---|---|---|
-| `log` (or the path given to `load`) | the log's folder, or `kafka://host:port` | required |
-| `topic`, or `subscribe` | one topic; or several with commas between | required |
-| `startingOffsets` | `earliest`, `latest`, or JSON per partition | `earliest` |
-| `endingOffsets` | the same, exclusive; batch only | `latest` |
-| `startingTimestamp` | instead: from the first record at or after this moment | |
-| `endingTimestamp` | instead: up to the first record at or after it; batch only | |
-| `maxRecordsPerTrigger` | at most so many offsets a micro-batch (also `maxOffsetsPerTrigger`) | no limit |
-| `maxBytesPerTrigger` | at most so many stored bytes a micro-batch (`64MiB`); log folders only | no limit |
-| `minPartitions` | cut the ranges into at least so many Spark tasks | one per partition |
-| `failOnDataLoss` | stop when records that were not read yet are gone | `true` |
-| `isolation` | or `read_committed`, which hides open and aborted transactions | `read_uncommitted` |
-| `controlRecords` | show Tidegate's own control records too | `false` |
-| `verdicts` | add the column `verdict`: what integrity validation says of each record | `false` |
-| `verdictState` | a shared folder where streams keep validation's state | from the log's start each time |
-| `kafka.…` | settings of the Kafka client, as `kafka.security.protocol` | |
-
-Options of `format("tidegate.table")`:
-
-| option | means | default |
-|---|---|---|
-| `state` (or the path given to `load`) | the folder or the object store's address the table is kept in | required |
-| `table` | its name | the only one there |
-| `key`, `value` | serdes, as `string`, `long`, `Json(amount='double')` | as the table was made |
-| `columns` | which columns to make, with commas between | all |
-| `versionAsOf` | the number of a commit | the last commit |
-| `timestampAsOf` | instead: the last commit at or before this moment | |
-| `batchRows` | at most so many rows in one Arrow batch | 65536 |
-| `cache` | a local folder for copies, where `state` is an object store; one on every executor | `TIDEGATE_CACHE` |
-| `storage.…` | settings of the object store, as `storage.region` | the environment's |
+unchanged. The pages `docs/reference/spark-*.md` list all options with their meanings and defaults.
 """
 
 from __future__ import annotations
@@ -73,9 +24,6 @@ from tidegate.log.log import Log, folder_path, is_kafka, open_log
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.serdes.base import Serde
-
-
-# -- options --------------------------------------------------------------------------------------
 
 
 class GivenOptions:
@@ -174,7 +122,7 @@ class GivenOptions:
         return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-# -- options --------------------------------------------------------------------------------------
+# -- options of the sink --------------------------------------------------------------------------
 
 SINK_NAMES = (
     *("log", "path", "topic", "outbox", "writeId", "compression", "checksum", "lockTimeout"),
@@ -242,7 +190,7 @@ def log_address(text: str) -> str:
     return text if is_kafka(text) else str(folder_path(text).absolute())
 
 
-# -- options --------------------------------------------------------------------------------------
+# -- options of topics ----------------------------------------------------------------------------
 
 _NAMES = (
     *("log", "path", "topic", "subscribe", "startingOffsets", "endingOffsets"),
@@ -332,7 +280,7 @@ class SourceOptions:
             raise InvalidError("a stream does not end: endingOffsets and endingTimestamp are for spark.read")
 
 
-# -- options --------------------------------------------------------------------------------------
+# -- options of tables ----------------------------------------------------------------------------
 
 TABLE_NAMES = (
     *("state", "path", "table", "key", "value", "columns"),

@@ -2,17 +2,10 @@
 
     report = push(spark.read.parquet("users"), table="users", key="id", log="./data/log", state="./data/state")
 
-A push has two Spark jobs. The first moves rows into the partition of their key, sorts, numbers and appends them to
-the version's topic, one task for each partition; the second reads every partition back, validates it and builds the
-version, one task for each partition. Between and after them the driver writes (`tables.versions.push`).
-
-Progress: while tasks send, Spark reports how many of them are done; while they ingest, the commits in the state
-folder do, because tasks are other processes. The estimate of the remaining time extrapolates the share that is done.
-The push's Spark jobs run under a name, so that an interrupted push can cancel them.
-
-Source: rows come from a DataFrame, or, on the command line, from a path in a format that Spark reads, or a query.
-
-pyspark is imported only when called.
+A push has two Spark jobs. The first moves rows into the partition of their key, sorts, numbers and appends them to the
+version's topic, one task for each partition; the second reads every partition back, validates it and builds the
+version. Between and after them the driver writes (`tables.versions.push`). The jobs run under a name, so that an
+interrupted push can cancel them; progress is the share of their tasks that are done. pyspark is imported when called.
 
 Thread rule: one thread for a push, which calls `step`; another thread reports progress. Several pushes may run at
 once, also of one table.
@@ -20,9 +13,10 @@ once, also of one table.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
@@ -34,9 +28,9 @@ from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.log.log import is_kafka, open_log
 from tidegate.spark.errors import Failure, describe, rebuild
-from tidegate.spark.push_rows import ANSWER_DDL, Answer, SendOrder, answer_of, row_shape, send_in_task, shaped
+from tidegate.spark.push_rows import ANSWER_DDL, SendOrder, answer_of, row_shape, send_in_task, shaped
 from tidegate.storage import open_backend, state_key_id
-from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion
+from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion, Versions
 from tidegate.tables.versions.ingest import Ingested, ingest_partition
 from tidegate.tables.versions.push import PushPlan, VersionPush, Watch
 from tidegate.waiting import waiting
@@ -64,18 +58,9 @@ class PushProgress:
     left_ms: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "doing": self.step,
-            "table": self.table,
-            "version": self.version,
-            "done": self.done,
-            "total": self.total,
-            "unit": "tasks",
-            "percent": round(100 * self.done / self.total) if self.total else None,
-            "records": self.records,
-            "elapsed_ms": self.elapsed_ms,
-            "left_ms": self.left_ms,
-        }
+        found = {"doing" if name == "step" else name: value for name, value in asdict(self).items()}
+        percent = round(100 * self.done / self.total) if self.total else None
+        return {**found, "unit": "tasks", "percent": percent}
 
 
 class Watcher:
@@ -159,7 +144,11 @@ _ENDINGS: Final = {
     ".parquet": "parquet", ".orc": "orc", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv",
 }  # fmt: skip
 _COMPRESSED: Final = {".gz", ".bz2", ".zst", ".snappy", ".lz4"}
-_CSV: Final = {"header": "true", "inferSchema": "true"}
+_STRICT: Final = {
+    "mode": "FAILFAST"
+}  # Spark by itself makes nulls of what it cannot read, and drops what is too much
+_SETTINGS: Final = {"csv": {"header": "true", "inferSchema": "true", **_STRICT}, "json": _STRICT}
+_MALFORMED: Final = re.compile(r"(?:Malformed records are detected|MALFORMED_RECORD)[^\n]*")
 
 
 def format_of(path: str) -> str:
@@ -186,6 +175,8 @@ def source_frame(
     """Return the rows of a path, or of a query; with both, the path is the view `source` of the query."""
     from pyspark.errors import AnalysisException, ParseException
 
+    from tidegate.spark.compat import SPARK_ERRORS
+
     try:
         frame = None if path is None else _read(spark, path, format, options or {})
         if sql is None:
@@ -197,17 +188,19 @@ def source_frame(
         return spark.sql(sql)
     except (AnalysisException, ParseException) as error:
         raise InvalidError(f"Spark cannot read the source: {str(error).strip().splitlines()[0]}") from error
+    except SPARK_ERRORS as error:
+        if _MALFORMED.search(str(error)):
+            raise push_error(str(error)) from error
+        raise
 
 
 def _read(spark: SparkSession, path: str, format: str | None, options: Mapping[str, str]) -> DataFrame:
     chosen = format or format_of(path)
-    settings = {**(_CSV if chosen == "csv" else {}), **options}
+    settings = {**_SETTINGS.get(chosen, {}), **options}
     # Spark's Java process may have another working directory.
     place = path if "://" in path else str(Path(path).expanduser().absolute())
     return spark.read.format(chosen).options(**settings).load(place)
 
-
-# -- driver ---------------------------------------------------------------------------------------
 
 DEFAULT_PARTITIONS: Final = 4
 DEFAULT_PATIENCE_MS: Final = 60_000
@@ -255,10 +248,11 @@ def push(
     shape = row_shape(frame, key=key, value=value, timestamp=timestamp, order_by=order_by)
     backend = open_backend(state)
     try:
+        before = Versions(backend, table).list().versions
         plan = PushPlan(
             log,
             table,
-            partitions or _partitions_before(backend, table),
+            partitions or (before[-1].partitions if before else DEFAULT_PARTITIONS),
             shape.key_serde,
             shape.value_serde,
             source,
@@ -284,8 +278,15 @@ def push(
                 client=plan.client,
             )
             watcher.step("sending", version.version)
-            answers = _sent(shaped(frame, shape, plan.partitions), order)
-            _refuse_without_key(answers, without_key)
+            rows = shaped(frame, shape, plan.partitions)
+            lines = _collected(rows.mapInArrow(partial(send_in_task, order), ANSWER_DDL).collect)
+            answers = sorted((answer_of(line) for line in lines), key=lambda answer: answer.partition)
+            keyless = sum(each.without_key for each in answers)
+            if keyless and without_key == "refuse":
+                raise InvalidError(
+                    f"{keyless} rows have no key, so nothing is shown of this push; filter them out of the source, or "
+                    "leave them out and have them counted with without_key='skip' (--without-key skip)"
+                )
             if watch is not None:
                 watch("sent")
             sending = {each.partition: [each.sent] for each in answers if each.sent is not None}
@@ -293,7 +294,7 @@ def push(
                 sending,
                 nbytes=sum(each.nbytes for each in answers),
                 repeated_keys=sum(each.repeated for each in answers),
-                without_key=sum(each.without_key for each in answers),
+                without_key=keyless,
             )
             watcher.step("ingesting", ended, total=sum(sent.records for (sent,) in sending.values()))
             ingested = ingest_on_spark(
@@ -369,21 +370,6 @@ def _ingest_in_task(
     backend.close()
 
 
-def _sent(rows: DataFrame, order: SendOrder) -> list[Answer]:
-    """Run the first job; return the results of the attempts that count."""
-    lines = _collected(rows.mapInArrow(partial(send_in_task, order), ANSWER_DDL).collect)
-    return sorted((answer_of(line) for line in lines), key=lambda answer: answer.partition)
-
-
-def _refuse_without_key(answers: Sequence[Answer], without_key: str) -> None:
-    count = sum(answer.without_key for answer in answers)
-    if count and without_key == "refuse":
-        raise InvalidError(
-            f"{count} rows have no key, so nothing is shown of this push; filter them out of the source, or leave them "
-            "out and have them counted with without_key='skip' (--without-key skip)"
-        )
-
-
 def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
     """Return a job's result; raise Spark's own message if a task failed for good."""
     from tidegate.spark.compat import SPARK_ERRORS
@@ -397,6 +383,11 @@ def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
 def push_error(said: str) -> TidegateError:
     """Return the error that a task raised, from the last line of a Python traceback in Spark's message;
     `UnavailableError` for other errors. An error caused by a row is permanent: a retry would fail again."""
+    if malformed := _MALFORMED.search(said):
+        return InvalidError(
+            f"the source has a malformed row, so nothing is shown of this push: {malformed[0][:500]}. Correct it, or "
+            "take what Spark makes of such rows with -X mode=PERMISSIVE"
+        )
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("tidegate.errors.")]
     kind, _, message = (named[-1] if named else "").removeprefix("tidegate.errors.").partition(": ")
@@ -407,10 +398,3 @@ def push_error(said: str) -> TidegateError:
         )
     cause = f"{kind}: {message}" if kind else " ".join(lines[:3])
     return UnavailableError(f"Spark gave up on the push: {cause[:2000]}")
-
-
-def _partitions_before(backend: Any, table: str) -> int:
-    from tidegate.tables.versions.catalog import Versions
-
-    known = Versions(backend, table).list().versions
-    return known[-1].partitions if known else DEFAULT_PARTITIONS

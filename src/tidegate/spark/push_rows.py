@@ -7,29 +7,17 @@
 | a value column that is string or binary, named alone | as it is |
 | any other value columns (without `value`: all that are no key) | one JSON object with them as fields |
 
-Of rows with the same key the last by `order_by` counts, and where that is not given or equal, the one with the
-largest timestamp and then the largest value by its bytes: what counts never depends on how Spark cut the rows. The
-whole of (key, order, timestamp, value) is the total order in which a partition is sent; rows that are equal in all
-of it are the same bytes, so that every attempt at a task sends the same records.
+A partition is sent in the total order (key, order_by, timestamp, value); of rows with the same key the last counts.
+Each task returns one line; the driver builds the manifest from the attempts that Spark counts as done.
 
-pyspark is imported only when called.
-
-Sending runs in a Spark task, one partition each: rows in their total order are numbered, check-summed and appended.
-
-Each task returns one line; the driver builds the manifest from the lines of those attempts that Spark counts as
-done.
-
-S1  an attempt sends the same records as every other attempt at its partition: the same GUID, times, numbers and order;
-    only the nonce in the keys of control records differs. What a dead or slower attempt left in the topic is
-    therefore a repeat, and validators call it a duplicate.
+S1  every attempt at a partition sends the same records: the same GUID, times, numbers and order. What a dead attempt
+    left in the topic is a repeat, and validators call it a duplicate.
 S2  chains are ended only when all rows were appended: an attempt that failed certifies nothing.
 S3  nothing is acknowledged in between: a power cut loses the attempt, not a part of a version.
-S4  a row in the wrong partition stops the push (`InternalError`); rows without a key stop it with their number. They
-    are all sent to one partition and sorted first, so it knows the number.
+S4  a row in the wrong partition stops the push (`InternalError`); rows without a key, all sent to one partition, stop
+    it with their number.
 
-On an embedded log an attempt waits for the partition's lock, at most `lock_timeout_ms`, while another one has it.
-
-Thread rule: one thread per task; the rest are values and pure functions.
+pyspark is imported only when called. Thread rule: one thread per task; the rest are values and pure functions.
 """
 
 from __future__ import annotations
@@ -37,8 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,7 +41,7 @@ from tidegate.integrity.sender import ChainLimits, Chains, ChainState, Outlet, o
 from tidegate.integrity.state import Sent
 from tidegate.log.format.records import RecordColumns
 from tidegate.log.log import Log, is_kafka, open_log
-from tidegate.spark.topic_sink import compact
+from tidegate.spark.topic_sink import GATHER_ROWS, compact, gathered
 from tidegate.tables.serdes.base import Serde
 from tidegate.tables.serdes.json import Json, encode_objects, require_serde
 from tidegate.waiting import waiting
@@ -130,9 +120,10 @@ def shaped(frame: DataFrame, shape: RowShape, partitions: int) -> DataFrame:
 
     order = [f.col(f"`{name}`").alias(f"order_{number}") for number, name in enumerate(shape.order_by)]
     time = f.lit(None).cast("timestamp") if shape.timestamp is None else f.col(f"`{shape.timestamp}`")
-    columns = frame.select(
-        _key_column(shape).alias("key"), _value_column(shape).alias("value"), time.alias("timestamp"), *order
-    )
+    is_ready = len(shape.key) == 1 and shape.key_serde in ("String()", "Bytes()")
+    key = _column(shape.key, shape.key_serde, is_ready=is_ready).alias("key")
+    value = _column(shape.value, shape.value_serde, is_ready=shape.is_ready).alias("value")
+    columns = frame.select(key, value, time.alias("timestamp"), *order)
     placed = columns.repartitionById(partitions, _partition_column(partitions))
     ordered = placed.sortWithinPartitions(
         f.col("key").asc_nulls_first(),
@@ -175,32 +166,17 @@ def _json_serde(names: Sequence[str], kinds: dict[str, str], what: str) -> str:
     return repr(Json(**declared))
 
 
-def _key_column(shape: RowShape) -> Column:
-    from pyspark.sql import functions as f
-
-    if len(shape.key) == 1 and shape.key_serde in ("String()", "Bytes()"):
-        return f.col(f"`{shape.key[0]}`").cast("binary")
-    return _encoded(shape.key, shape.key_serde)
-
-
-def _value_column(shape: RowShape) -> Column:
-    from pyspark.sql import functions as f
-
-    if shape.is_ready:
-        return f.col(f"`{shape.value[0]}`").cast("binary")
-    return _encoded(shape.value, shape.value_serde)
-
-
-def _encoded(names: Sequence[str], serde: str) -> Column:
-    """Encode columns with a serde, in Python, column by column."""
+def _column(names: Sequence[str], serde: str, *, is_ready: bool) -> Column:
+    """Encode columns with a serde, in Python, column by column; one that `is_ready` goes out as it is."""
     from pyspark.sql import functions as f
 
     from tidegate.spark.compat import arrow_function
 
-    fields = tuple(names)
+    if is_ready:
+        return f.col(f"`{names[0]}`").cast("binary")
 
     def encode(*columns: pa.Array) -> pa.Array:
-        return encoded_columns(serde, fields, columns)
+        return encoded_columns(serde, names, columns)
 
     encode.__annotations__ = {"columns": pa.Array, "return": pa.Array}
     column: Column = arrow_function(encode, "binary")(*(f.col(f"`{name}`") for name in names))
@@ -239,25 +215,7 @@ def partitions_of(keys: pa.Array, partitions: int) -> pa.Int32Array:
 
 # -- sending --------------------------------------------------------------------------------------
 
-GATHER_ROWS: Final = 1 << 16
-GATHER_BYTES: Final = 32 << 20
-ANSWER: Final = pa.schema(
-    [
-        pa.field("partition", pa.int32()),
-        pa.field("guid", pa.binary()),
-        pa.field("chain", pa.int32()),
-        pa.field("sequence", pa.int32()),
-        pa.field("checksum", pa.decimal128(20, 0)),
-        pa.field("records", pa.int64()),
-        pa.field("nbytes", pa.int64()),
-        pa.field("repeated", pa.int64()),
-        pa.field("without_key", pa.int64()),
-    ]
-)
-ANSWER_DDL: Final = (
-    "partition int, guid binary, chain int, sequence int, checksum decimal(20,0), records long, nbytes long, "
-    "repeated long, without_key long"
-)
+ANSWER_DDL: Final = "answer binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +235,7 @@ class SendOrder:
     client: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The records that one attempt sent, whether or not Spark counts it."""
 
     partition: int
@@ -301,27 +258,12 @@ def send_in_task(order: SendOrder, batches: Iterator[pa.RecordBatch]) -> Iterato
     answer = send_partition(
         order, context.partitionId(), context.taskAttemptId() % 2**32, batches, clock=SystemClock()
     )
-    sent = answer.sent
-    row = {
-        "partition": answer.partition,
-        "guid": None if sent is None else sent.guid,
-        "chain": 0 if sent is None else sent.chain,
-        "sequence": 0 if sent is None else sent.sequence,
-        "checksum": 0 if sent is None else sent.checksum,
-        "records": 0 if sent is None else sent.records,
-        "nbytes": answer.nbytes,
-        "repeated": answer.repeated,
-        "without_key": answer.without_key,
-    }
-    yield pa.RecordBatch.from_pylist([row], schema=ANSWER)
+    yield pa.RecordBatch.from_pydict({"answer": [msgspec.msgpack.encode(answer)]})
 
 
 def answer_of(row: Any) -> Answer:
     """Decode the line of one task."""
-    sent = None
-    if row["guid"] is not None:
-        sent = Sent(bytes(row["guid"]), row["chain"], row["sequence"], int(row["checksum"]), row["records"])
-    return Answer(row["partition"], sent, row["nbytes"], row["repeated"], row["without_key"])
+    return msgspec.msgpack.decode(row["answer"], type=Answer)
 
 
 def send_partition(
@@ -343,7 +285,7 @@ def send_partition(
         guid = stable_guid(order.push, order.topic, partition)
         chains = Chains(guid, attempt, ChecksumType.ADHASH2, ChainLimits(max_age=0))
         state, nbytes = ChainState(), 0
-        for columns in _both(first, opened):
+        for columns in chain([first], opened):
             planned = chains.data(state, columns, order.started_ms)
             outlet.prepare(compact(planned.pieces), partition).append()
             state = planned.after
@@ -368,7 +310,7 @@ class _Rows:
     def unique(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RecordColumns]:
         """Yield only the last row of each key; the last key's row waits for the next batch."""
         held: pa.Table | None = None
-        for batch in _gathered(batches, self._order.gather_rows):
+        for batch in gathered(batches, self._order.gather_rows):
             table = self._keyed(batch)
             if held is not None:
                 table = pa.concat_tables([held, table]).combine_chunks()
@@ -406,22 +348,3 @@ class _Rows:
         times = times.cast(pa.timestamp("ms", tz=times.type.tz), safe=False).view(pa.int64())
         key, value = table.column("key").combine_chunks(), table.column("value").combine_chunks()
         return RecordColumns(key, value, pc.fill_null(times, self._order.started_ms), None)
-
-
-def _gathered(batches: Iterable[pa.RecordBatch], gather_rows: int) -> Iterator[pa.Table]:
-    """Concatenate Spark's Arrow batches, so that the log's batches are not small; each column in one chunk."""
-    held: list[pa.RecordBatch] = []
-    rows = nbytes = 0
-    for batch in batches:
-        held.append(batch)
-        rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
-        if rows >= gather_rows or nbytes >= GATHER_BYTES:
-            yield pa.Table.from_batches(held).combine_chunks()
-            held, rows, nbytes = [], 0, 0
-    if rows:
-        yield pa.Table.from_batches(held).combine_chunks()
-
-
-def _both(first: RecordColumns, rest: Iterator[RecordColumns]) -> Iterator[RecordColumns]:
-    yield first
-    yield from rest

@@ -26,28 +26,15 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import TidegateError
-from tidegate.pipeline.held_events import Frontiers
-from tidegate.pipeline.messages import (
-    RoundOrder,
-    RoundResult,
-    SourceOrder,
-    SourceResult,
-    TaskOrder,
-    TaskResult,
-    decode,
-    encode,
-)
-from tidegate.pipeline.settings import WorkerSetup
+from tidegate.pipeline.messages import RoundOrder, RoundResult, TaskResult, decode, encode
+from tidegate.pipeline.settings import WorkerSetup, limits_of
 from tidegate.pipeline.worker import Worker
 from tidegate.spark import exchange as shuffle
 from tidegate.spark.compat import unpickled
 from tidegate.spark.errors import Failure, describe
 from tidegate.spark.exchange import Outbox
 from tidegate.spark.workers import own_garbage
-from tidegate.storage import StorageConfig, TenantLimits
-from tidegate.windows.events import EventBatch
-
-# -- placing --------------------------------------------------------------------------------------
+from tidegate.storage import StorageConfig
 
 HOME: Final = 0  # the slot that returns the results of re-keyed flows' sources
 
@@ -69,21 +56,12 @@ def share_of(config: StorageConfig, processes: int) -> StorageConfig:
         return config
     total = max(1, config.worker_total_bytes // processes)
     ceiling = config.memory_ceiling_bytes // processes
-    limits = (config.write_buffer, config.base_runs, config.state_cache)
-    wanted = config.max_tasks * sum(each.reserve_bytes for each in limits)
-    part = min(1.0, total / wanted) if wanted else 1.0
-    write_buffer, base_runs, state_cache = (
-        TenantLimits(int(each.reserve_bytes * part), max(1, min(each.soft_max_bytes, total)))
-        for each in limits
-    )
     return replace(
         config,
         worker_total_bytes=total,
         memory_ceiling_bytes=ceiling,
         max_batch_bytes=min(config.max_batch_bytes, ceiling - total),
-        write_buffer=write_buffer,
-        base_runs=base_runs,
-        state_cache=state_cache,
+        **limits_of(config, config.max_tasks, total),
     )
 
 
@@ -157,13 +135,11 @@ def _guarded(assignment: Assignment, rows: Iterator[bytes]) -> Outcome:
         result = _round(assignment, rows)
     except Exception as error:  # noqa: BLE001 - the edge of the process: told, or tried again elsewhere
         _raise_if_first(error)
-        return Outcome(process, failure=describe(error))
+        result = describe(error)
     finally:
         for _ in rows:
             pass
-    if isinstance(result, Failure):
-        return Outcome(process, failure=result)
-    return Outcome(process, result)
+    return Outcome(process, failure=result) if isinstance(result, Failure) else Outcome(process, result)
 
 
 def _round(assignment: Assignment, rows: Iterator[bytes]) -> RoundResult | Failure:
@@ -177,34 +153,12 @@ def _round(assignment: Assignment, rows: Iterator[bytes]) -> RoundResult | Failu
     for task in order.tasks:
         if worker.setup.flow(task.flow).rekey_at is not None:
             frontiers = order.frontiers_after(task.flow, arrived.reached.get(task.flow, {}))
-            tasks.append(_work(worker, order, task, arrived.take(task.flow, task.task), frontiers))
-            continue
-        source, done = _work_on_source(worker, order, task, own.get((task.flow, task.task)))
+            source, done = worker.do(order, task, None, arrived.take(task.flow, task.task), frontiers)
+        else:
+            source, done = worker.do(order, task, own.get((task.flow, task.task)))
         sources += [] if source is None else [source]
         tasks.append(done)
     return RoundResult(tuple(sources), tuple(tasks))
-
-
-def _work_on_source(
-    worker: Worker, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
-) -> tuple[SourceResult | None, TaskResult]:
-    """Run a co-partitioned task with the source of its number, if the source has records to read."""
-    if source is None:
-        return None, _work(worker, order, task, ())
-    reading = worker.read(source, order.tick_of(source.flow))
-    done = _work(worker, order, task, reading)
-    return reading.result(), done
-
-
-def _work(
-    worker: Worker,
-    order: RoundOrder,
-    task: TaskOrder,
-    events: Iterable[EventBatch],
-    frontiers: Frontiers | None = None,
-) -> TaskResult:
-    tick = order.tick_of(task.flow)
-    return worker.work(task, tick, order.round, events, incarnation=order.incarnation, frontiers=frontiers)
 
 
 def _raise_if_first(error: Exception) -> None:
@@ -215,8 +169,6 @@ def _raise_if_first(error: Exception) -> None:
     if not isinstance(error, TidegateError) and (context is None or context.attemptNumber() == 0):
         raise error
 
-
-# -- what a process keeps ------------------------------------------------------------------------------
 
 _kept: dict[str, Worker] = {}  # digest → worker; only the last one
 

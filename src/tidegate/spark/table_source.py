@@ -2,13 +2,8 @@
 
     spark.read.format("tidegate.table").option("state", "./data/state").option("table", "counts").load()
 
-Reading takes no lock, needs no log and does not disturb the builder. Options are described in `options`.
-
-Planning runs in Spark's planning processes and reads the list of commits, no rows. This module is light to import,
-because each of those processes imports it anew. Columns: key, window_start, window_end (not in tables of plain
-keys), value, timestamp, partition, offset, as the table's own queries give them, with times as timestamps.
-
-Filters that a table applies itself; others stay with Spark:
+Reading takes no lock and needs no log. Columns: key, window_start, window_end (not in tables of plain keys), value,
+timestamp, partition, offset. Filters that a table applies itself, exactly; others stay with Spark:
 
 | column | filters | becomes |
 |---|---|---|
@@ -17,31 +12,21 @@ Filters that a table applies itself; others stay with Spark:
 | `partition` | `=`, `<=>`, `IN` | Spark tasks that do not run |
 | all of these | `IS NOT NULL` | nothing: they never are |
 
-A filter that the table accepts is applied exactly, so Spark need not check again. Keys of doubles and JSON stay with
-Spark: equal values can have different bytes. Bounds count whole milliseconds, so a bound between two of them is
-moved to the next one inside.
-
-Rows:
-
 R1  all tasks of one read use one commit: the plan carries the commit itself, not "the last".
-R2  only requested columns are read and decoded.
+R2  only requested columns are read and decoded: the option `columns`, or a schema that names fewer columns.
 R3  memory: one batch of `batch_rows`, and what storage holds to read one bucket.
 R4  a time that Spark cannot represent is null.
+T1  a reader that takes filters is refused while `spark.sql.python.filterPushdown.enabled` is off, Spark's default; so
+    only the process that Spark starts to push filters gets such a reader.
 
-Two properties of Spark's data source API shape this module:
-
-T1  a reader that takes filters is refused while `spark.sql.python.filterPushdown.enabled` is off, which is Spark's
-    default; so only the process that Spark starts to push filters gets such a reader.
-T2  Spark does not say which columns it needs: the user projects, by the option `columns` or by a schema that names
-    fewer columns.
-
-Thread rule: pure functions over a snapshot of one's own. Planning, filters and rows do not import pyspark.
+Each of Spark's processes imports this module anew, so it is light. Thread rule: pure functions over a snapshot.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -278,10 +263,7 @@ def _timed(bounds: RowBounds, each: Filter, low: str, high: str) -> RowBounds | 
         micros // 1000,
         -(-micros // 1000),
     )  # the milliseconds around it; equal if it is a whole one
-    first, last = (
-        getattr(bounds, low),
-        min(getattr(bounds, high), LARGEST_MS),
-    )  # beyond is null: no match
+    first, last = getattr(bounds, low), min(getattr(bounds, high), LARGEST_MS)  # beyond is null: no match
     if isinstance(each, EqualTo | EqualNullSafe):
         first, last = max(first, above), min(last, below)
     elif isinstance(each, GreaterThanOrEqual):
@@ -300,7 +282,7 @@ def _timed(bounds: RowBounds, each: Filter, low: str, high: str) -> RowBounds | 
 # -- rows -----------------------------------------------------------------------------------------
 
 KEYS_AT_ONCE: Final = 1024
-_TIMES: Final = frozenset({"window_start", "window_end", "timestamp"})
+TIMES: Final = frozenset({"window_start", "window_end", "timestamp"})
 
 
 def read_rows(
@@ -310,14 +292,11 @@ def read_rows(
     rules, commit = rules_of(commits.shape, options), commits.commits[0]
     with options.opened() as backend:
         try:
-            snapshot = stored_snapshot(backend, rules, commit, clock=SystemClock())
-            try:
+            with closing(stored_snapshot(backend, rules, commit, clock=SystemClock())) as snapshot:
                 states = [state for state in snapshot.source.partitions if state.partition == partition]
                 source = replace(snapshot.source, partitions=states)
                 for raw in _raw_rows(source, bounds, schema.names, options.batch_rows):
                     yield _finished(raw, rules, partition, schema)
-            finally:
-                snapshot.close()
         except MissingObjectError as error:
             raise CommitGoneError(
                 f"commit {commit.number} of table {commits.shape.name} is no longer there: its builder has made "
@@ -391,13 +370,15 @@ def _started(raw: pa.RecordBatch, bounds: RowBounds) -> pa.RecordBatch:
 
 
 def _finished(raw: pa.RecordBatch, rules: TableRules, partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = []
-    for field in schema:
-        column = _column(raw, rules, partition, field.name)
-        if field.name in _TIMES:
-            column = as_timestamps(column)
-        arrays.append(column if column.type == field.type else column.cast(field.type))
+    arrays = [sparks_column(_column(raw, rules, partition, field.name), field) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def sparks_column(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column of a table in the type that Spark declared for it; times are epoch milliseconds."""
+    if field.name in TIMES:
+        column = as_timestamps(column)
+    return column if column.type == field.type else column.cast(field.type)
 
 
 def _column(raw: pa.RecordBatch, rules: TableRules, partition: int, name: str) -> pa.Array:
@@ -434,8 +415,6 @@ def as_timestamps(milliseconds: pa.Array) -> pa.Array:
         milliseconds = pc.if_else(holds, milliseconds, pa.scalar(None, pa.int64()))
     return milliseconds.cast(pa.timestamp("ms", tz="UTC")).cast(TIMESTAMP)
 
-
-# -- source ---------------------------------------------------------------------------------------
 
 FORMAT = "tidegate.table"
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -479,35 +458,42 @@ class TableDataSource(DataSource):
         return kind(options, commits, schema)
 
 
-class TableReader(DataSourceReader):
+class _Reader(DataSourceReader):
     """A read of one commit, fixed when Spark plans; pickled to the workers, so it holds values only."""
 
+    def __init__(self, options: TableOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, TablePartition):  # Spark creates one itself where there is nothing to read
+            freeze_once()
+            yield from self._rows(partition.number, to_arrow_schema(self._schema, timezone="UTC"))
+
+    def _rows(self, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        raise NotImplementedError
+
+
+class TableReader(_Reader):
+    """A read of a stored table."""
+
     def __init__(self, options: TableOptions, commits: CommitList, schema: StructType) -> None:
-        _check_schema(schema, rules_of(commits.shape, options))
-        self._options = options
+        super().__init__(options, schema)
+        rules = rules_of(commits.shape, options)
+        if not schema.fieldNames():
+            raise InvalidError(f"the schema for table {rules.shape.name} has no columns; name at least one")
+        _check_types(schema, table_schema(rules, schema.fieldNames()), rules.shape.name)
         self._commits = msgspec.msgpack.encode(commits)
-        self._schema = schema
         self._bounds = EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
         chosen = self._bounds.partitions
         if self._bounds.is_nothing:
             return []
-        return [
-            TablePartition(number)
-            for number in self.commits.shape.partitions
-            if chosen is None or number in chosen
-        ]
+        numbers = self.commits.shape.partitions
+        return [TablePartition(number) for number in numbers if chosen is None or number in chosen]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(
-            partition, TablePartition
-        ):  # Spark creates one itself where there is nothing to read
-            return
-
-        freeze_once()
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        yield from read_rows(self._options, self.commits, partition.number, self._bounds, schema)
+    def _rows(self, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return read_rows(self._options, self.commits, number, self._bounds, schema)
 
     @property
     def commits(self) -> CommitList:
@@ -518,29 +504,25 @@ class FilteringTableReader(TableReader):
     """A `TableReader` with filters on keys and windows."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-
         self._bounds, left = bounds_of(filters, rules_of(self.commits.shape, self._options))
         return left
 
 
-class AppTableReader(DataSourceReader):
-    """A read of one commit of an app's table; pickled to the workers, so it holds values only."""
+class AppTableReader(_Reader):
+    """A read of an app's table."""
 
     def __init__(self, options: TableOptions, read: AppTableRead, schema: StructType) -> None:
+        super().__init__(options, schema)
         flow = read.known_flow
-        given = _app_tables().app_schema(flow, schema.fieldNames())
-        _check_types(schema, given, flow.name)
-        self._options, self._read, self._schema = options, read, schema
+        _check_types(schema, _app_tables().app_schema(flow, schema.fieldNames()), flow.name)
+        self._read = read
 
     def partitions(self) -> Sequence[InputPartition]:
         return [TablePartition(number) for number in self._read.tasks]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, TablePartition):
-            return
-        freeze_once()
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        yield from _app_tables().read_task(self._options, self._read, partition.number, schema)
+    def _rows(self, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        rows: Iterator[pa.RecordBatch] = _app_tables().read_task(self._options, self._read, number, schema)
+        return rows
 
 
 def _app_read(backend: StorageBackend, options: TableOptions) -> AppTableRead | None:
@@ -600,23 +582,10 @@ def table_frame(
     from tidegate.spark.session import register
 
     register(spark)
-    options: dict[str, Any] = {
-        "state": state,
-        "table": table,
-        "key": key,
-        "value": value,
-        "versionAsOf": commit,
-    }
+    options = {"state": state, "table": table, "key": key, "value": value, "versionAsOf": commit}
     options["columns"] = ",".join(columns) or None
     given = {name: str(each) for name, each in options.items() if each is not None}
     return spark.read.format(FORMAT).options(**given).load()
-
-
-def _check_schema(schema: StructType, rules: TableRules) -> None:
-    """Check a user's schema: it may omit columns and choose other types, but not name other columns."""
-    if not schema.fieldNames():
-        raise InvalidError(f"the schema for table {rules.shape.name} has no columns; name at least one")
-    _check_types(schema, table_schema(rules, schema.fieldNames()), rules.shape.name)
 
 
 def _check_types(schema: StructType, given: pa.Schema, name: str) -> None:

@@ -1,13 +1,7 @@
 """`df.write` and `df.writeStream` of `format("tidegate")`: append rows to a topic, with numbering and checksums, once.
 
-Each task writes its rows into a file in an outbox; when all are done, the driver appends the files of the attempts
-that counted, in order. Columns are those of a record; options are described in `options`.
-
-Rows: columns are checked and typed, and each row's partition is chosen. Everything that the topic would refuse is
-refused here, in the task that has the row, before a batch is planned: a batch that could never be appended would
-stop its query for good.
-
-Outbox: the files of a batch until it is complete.
+Each task checks its rows, chooses their partitions and writes them into a file in an outbox; when all are done, the
+driver appends the files of the attempts that counted, in order. What the topic would refuse is refused in the task.
 
     <outbox>/<topic>/<sender>/          sender: a streaming query's id, or a batch write's
         <batch>-<task>-<unique>.arrow   one attempt's rows: an Arrow stream, synced before the task reports it
@@ -15,46 +9,34 @@ Outbox: the files of a batch until it is complete.
         progress                        the last batch that is in the topic, and the numbering after it
         lock                            held while a batch is appended
 
-Plan and progress are one line of JSON and one line `crc32c:<8 hex digits>` over it.
-
-B1  an attempt writes a file of its own and nothing else; files that no plan names are garbage.
-B2  a plan is made once (create if absent): a repeat of its batch appends the plan's files, not its own.
-B3  files are deleted only after the progress that covers their batch is on the disk.
-
-Appending: the driver adds one batch to the topic, once.
+Plan and progress are one line of JSON and one line `crc32c:<8 hex digits>` over it. The driver adds a batch:
 
     plan (durable)  →  append what is not there yet  →  acknowledge  →  progress (durable)  →  delete files
 
-A1  the bytes in the topic are a function of the plan: it has the files, order, positions and time.
-A2  a batch at or below the recorded progress is in the topic: it is skipped.
-A3  a batch with a plan and no progress was begun: its records in the topic are found by the sender's own numbers
-    behind the recorded ends, and only the rest is appended. On a Kafka cluster a request of the dead process may
-    still arrive after that check; repeated records then have the same numbers, and validators report them as
-    duplicates.
+A1  the bytes in the topic are a function of the plan (files, order, positions, time), which is made once (B2).
+A2  a batch at or below the recorded progress is in the topic: it is skipped, and its files are deleted (B3).
+A3  a batch with a plan and no progress was begun: its records are found by the sender's own numbers behind the
+    recorded ends, and only the rest is appended. On a cluster a request of the dead process may still arrive after
+    that check; validators report the repeated numbers as duplicates.
 A4  nothing is acknowledged before the whole batch is appended; readers get a batch partition by partition.
-A5  a topic that was deleted and created anew gets a new sender, because the head of the old one's chain is not in it;
-    so does another kind of checksum, with which no open chain could continue.
-
-A sender is one streaming query, or one batch write. Its GUID is made from a random incarnation, kept in its
-progress: an outbox that was deleted begins as a new sender, and never repeats numbers for other rows.
-
-Requirements of Spark's data source API:
-
+A5  a topic that was made anew, or another kind of checksum, gets a new sender. A sender's GUID is made from a random
+    incarnation in its progress, so a deleted outbox never repeats numbers for other rows.
 W1  a failed or speculative attempt runs `write` again, and only the winner's message reaches `commit`.
-W2  `commit` runs in a process of its own that knows the batch and not the query, so messages carry the query's id.
-W3  a `commit` that raises is followed by `abort` with all messages, and the batch comes again: abort deletes nothing.
-W4  planning, tasks and commits are processes of their own, so each imports no more than it needs.
+W2  `commit` runs in a process that knows the batch and not the query, so messages carry the query's id.
+W3  a `commit` that raises is followed by `abort`, and the batch comes again: abort deletes nothing.
 
 Thread rule: one holder of a sender's lock at a time.
 """
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -72,7 +54,7 @@ from tidegate.files import File, Files
 from tidegate.integrity.columns import IntegrityColumns, joined, read_columns
 from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
-from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, outlet_of
+from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, Planned, outlet_of
 from tidegate.kernels.integrity import MANAGED
 from tidegate.log.format.records import HEADERS_TYPE, RecordColumns, coerce
 from tidegate.log.kafka.log import KafkaLog
@@ -86,8 +68,6 @@ from tidegate.waiting import waiting
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-
-# -- columns --------------------------------------------------------------------------------------
 
 COLUMNS: Final = ("key", "value", "headers", "timestamp", "partition")
 _TAKEN = {
@@ -260,7 +240,7 @@ class Outbox:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             with pa.BufferedOutputStream(pa.PythonFile(sink, "w"), BUFFER_BYTES) as buffered:
                 with pa.ipc.new_stream(buffered, first.schema, options=options) as stream:
-                    for each in _chained(first, rows):
+                    for each in chain([first], rows):
                         stream.write_batch(each)
                         count += each.num_rows
                 buffered.flush()
@@ -351,10 +331,8 @@ class Outbox:
         return found
 
 
-class _Sink:
+class _Sink(io.RawIOBase):
     """A file that Arrow can write to, and its checksum."""
-
-    closed = False
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -371,21 +349,12 @@ class _Sink:
     def writable(self) -> bool:
         return True
 
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
 
 def _crc_of(content: pa.Buffer) -> int:
     crc, step = 0, 4 << 20
     for start in range(0, content.size, step):
         crc = crc32c(content[start : start + step].to_pybytes(), crc)
     return crc
-
-
-def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 def _sealed(record: Plan | Progress) -> bytes:
@@ -396,6 +365,7 @@ def _sealed(record: Plan | Progress) -> bytes:
 # -- appending ------------------------------------------------------------------------------------
 
 GATHER_ROWS: Final = 1 << 16
+GATHER_BYTES: Final = 32 << 20
 JOINED_BYTES: Final = 1 << 20
 
 
@@ -521,24 +491,19 @@ class _Appender:
         rows = 0
         partitioner = Partitioner(self._topic, self._count)
         for attempt in self._plan.files:
-            for table in _gathered(outbox.read(attempt)):
+            for table in gathered(outbox.read(attempt)):
                 columns = coerce(table)
                 explicit = table.column("partition").combine_chunks()
                 for number, part in partitioner.split(columns, explicit):
                     planned = self._chains(number).data(self._state(number), part, self._plan.now_ms)
-                    self._store(number, planned.pieces)
-                    self._states[number] = planned.after
+                    self._store(number, planned)
                 rows += len(columns)
         if last:
             for number in self.partitions:
-                planned = self._chains(number).end(self._state(number), self._plan.now_ms)
-                self._store(number, planned.pieces)
-                self._states[number] = planned.after
+                self._store(number, self._chains(number).end(self._state(number), self._plan.now_ms))
         self._outlet.acknowledge(sorted(self._touched))  # A4
         self._writer.close()
         return rows
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _chains(self, number: int) -> Chains:
         guid = stable_guid(self._plan.incarnation, self._topic, number)
@@ -547,8 +512,9 @@ class _Appender:
     def _state(self, number: int) -> ChainState:
         return self._states.get(number, ChainState())
 
-    def _store(self, number: int, pieces: Iterable[RecordColumns]) -> None:
-        missing = [piece for each in pieces if len(piece := self._missing(number, each))]
+    def _store(self, number: int, planned: Planned) -> None:
+        self._states[number] = planned.after
+        missing = [piece for each in planned.pieces if len(piece := self._missing(number, each))]
         if missing:
             self._touched.add(number)
             self._outlet.prepare(compact(missing), number).append()
@@ -569,18 +535,18 @@ class _Appender:
             yield from reader
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Concatenate small batches, so that the log's batches are not small."""
-    waiting_batches: list[pa.RecordBatch] = []
-    rows = 0
+def gathered(batches: Iterable[pa.RecordBatch], gather_rows: int = GATHER_ROWS) -> Iterator[pa.Table]:
+    """Concatenate small batches, so that the log's batches are not small; each column in one chunk."""
+    held: list[pa.RecordBatch] = []
+    rows = nbytes = 0
     for batch in batches:
-        waiting_batches.append(batch)
-        rows += batch.num_rows
-        if rows >= GATHER_ROWS:
-            yield pa.Table.from_batches(waiting_batches)
-            waiting_batches, rows = [], 0
-    if waiting_batches:
-        yield pa.Table.from_batches(waiting_batches)
+        held.append(batch)
+        rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        if rows >= gather_rows or nbytes >= GATHER_BYTES:
+            yield pa.Table.from_batches(held).combine_chunks()
+            held, rows, nbytes = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(held).combine_chunks()
 
 
 def compact(pieces: list[RecordColumns]) -> list[RecordColumns]:
@@ -623,7 +589,6 @@ class TopicWriter(DataSourceArrowWriter):
         return _written(self._options, self._sender, 0, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-
         outbox = _outbox(self._options, self._sender)
         attempts = [message.attempt for message in _all(messages)]
         try:
@@ -662,7 +627,6 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return _written(self._options, query, int(batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-
         found = _all(messages)
         if found:
             outbox = _outbox(self._options, found[0].sender)
@@ -673,7 +637,6 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _written(options: SinkOptions, sender: str, batch: int, rows: Iterator[pa.RecordBatch]) -> Written:
-
     freeze_once()
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()

@@ -1,35 +1,23 @@
 """The `tidegate` data source: topics of a log folder or a Kafka cluster as DataFrames and streams.
 
     spark.read.format("tidegate").option("log", "./data/log").option("topic", "orders").load()
-    spark.readStream.format("tidegate").options(log=…, topic=…, maxRecordsPerTrigger=10_000).load()
 
 Columns: topic, partition, offset, timestamp, key, value, headers, typed as in Spark's Kafka source, and verdict on
-request. Options are described in `options`. One Spark task reads one range of offsets of one partition and yields
-Arrow batches; for a log folder no record becomes a Python object. Writing is in `topic_sink`.
+request. One Spark task reads one range of offsets of one partition and yields Arrow batches.
 
-The column `verdict` is the result of integrity validation for each record. A verdict depends on all records before,
-so a partition is validated from its beginning: a task that reads a range first validates the records before it.
-Streams would repeat that in every micro-batch; with a folder for states (`verdictState`) each task stores the state
-at the end of its range and starts from the nearest one before its own. States are a cache: deleting them only costs
-time.
+The column `verdict` is the result of integrity validation. It depends on all records before, so a task validates its
+partition from the beginning, or from the nearest state in a folder (`verdictState`), a cache that may be deleted:
 
     <folder>/<log, hashed>/<topic>/<its id>/<isolation>/<partition>-<offset, 20 digits>.state   before this offset
 
-A cluster does not tell a topic's id: if a topic is deleted and created anew under its name, delete its states.
-
-Faults do not stop the query: rows have `missing`, `corrupt`, … and the query decides. The rules are those of
-`tidegate verify`: gaps are tolerated where the topic is compacted, and unknown producers where its first records are
-gone.
-
-Requirements of Spark's Python data source API that are easily missed:
+Faults do not stop the query: rows have `missing`, `corrupt`, … The rules are those of `tidegate verify`.
 
 S1  positions are compared as JSON text: one spelling (`offset_ranges.to_json_object`).
 S2  `stop()` may never be called and `commit()` lags a batch: nothing is held open between calls.
 S3  Trigger.AvailableNow needs `SupportsTriggerAvailableNow`, or everything comes as one giant batch; and the end it
     was promised must be reached, so a limit always admits something.
 S4  a yielded batch must equal the declared Arrow schema exactly, field names of inner lists included.
-S5  the reader is pickled to the workers: it holds options, no handles.
-S6  every process that Spark starts imports this module anew, so optional parts are imported when they are needed.
+S5  the reader is pickled to the workers: it holds options, no handles. Each of them imports this module anew.
 S7  a timestamp that Spark cannot represent (beyond the year 294246) is null.
 """
 
@@ -179,8 +167,6 @@ class _States:
         return self._folder / f"{self._prefix}{offset:020d}{_SUFFIX}"
 
 
-# -- source ---------------------------------------------------------------------------------------
-
 COLUMNS = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -305,7 +291,7 @@ def read_range(planner: Planner, r: OffsetRange, declared: StructType) -> Iterat
     schema = to_arrow_schema(declared, timezone="UTC")
     with opened(options) as log:
         settings = {"max_bytes": READ_BYTES} if isinstance(log, Log) else {}
-        judge = _judge(log, r, options) if options.verdicts else None
+        judge = RangeJudge(log, r, options) if options.verdicts else None
         start = r.start if judge is None else judge.start
         while start < r.end:
             try:
@@ -333,11 +319,6 @@ def read_range(planner: Planner, r: OffsetRange, declared: StructType) -> Iterat
                 start = max(error.first, start + 1)
         if judge is not None:
             judge.finish()
-
-
-def _judge(log: Any, r: OffsetRange, options: SourceOptions) -> RangeJudge:
-
-    return RangeJudge(log, r, options)
 
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -32,7 +32,8 @@ from tidegate.tables.snapshot import PartitionState
 from tidegate.windows.keys import SessionWindow, TimeWindow
 
 MOST_WAITING: Final = 1_000_000
-CHANGE_NAMES: Final = ("key", "ts", "seq", "new", "old", "timestamp", "offset", "partition")
+CHANGE_NAMES: Final = ["key", "ts", "seq", "new", "old", "timestamp", "offset", "partition"]
+_CHANGING: Final = ("key", "ts", "seq", "value", "value_ts", "offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,32 +171,17 @@ def changes_of(state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch:
     values = pa.concat_arrays([stored.column("value"), rows.column("value")])
     # Equal windows are adjacent, stored row first, then in topic order: the previous row is the old value.
     order = np.lexsort((np.arange(len(ts)), seq, ts, codes))
-    same = np.zeros(len(order), np.bool_)
-    same[1:] = (
-        (codes[order][1:] == codes[order][:-1])
-        & (ts[order][1:] == ts[order][:-1])
-        & (seq[order][1:] == seq[order][:-1])
-    )
+    windows = np.stack([codes, ts, seq])[:, order]
+    is_same = (windows[:, 1:] == windows[:, :-1]).all(axis=0)
     before = np.full(len(order), -1, np.int64)
-    before[order[1:]] = np.where(same[1:], order[:-1], -1)
+    before[order[1:]] = np.where(is_same, order[:-1], -1)
     before = before[known:]
     old = values.take(pa.array(before, mask=before < 0))
-    new = rows.column("value")
-    real = pc.or_(new.is_valid(), old.is_valid())
-    changed = pa.RecordBatch.from_arrays(
-        [
-            rows.column("key"),
-            rows.column("ts"),
-            rows.column("seq"),
-            new,
-            old,
-            rows.column("value_ts"),
-            rows.column("offset"),
-            pa.array(np.full(rows.num_rows, state.partition, np.int32)),
-        ],
-        names=list(CHANGE_NAMES),
-    )
-    return changed.filter(real)
+    key, start, second, new, stamp, offset = (rows.column(name) for name in _CHANGING)
+    partition = pa.array(np.full(rows.num_rows, state.partition, np.int32))
+    changed = [key, start, second, new, old, stamp, offset, partition]
+    is_change = pc.or_(new.is_valid(), old.is_valid())
+    return pa.RecordBatch.from_arrays(changed, names=CHANGE_NAMES).filter(is_change)
 
 
 def _stored(state: PartitionState, rows: pa.RecordBatch) -> pa.RecordBatch:

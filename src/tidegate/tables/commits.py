@@ -1,46 +1,15 @@
-"""Commits of a table: the commit list, the builder's lease, takeover, and readers that follow the newest commit.
+"""Commits of a table, the builder's lease, takeover, and readers that follow the newest commit.
 
-Commit list. One published list names the last commits; a process that can swap it is the builder. A commit is a
-storage checkpoint (rows, offsets, drainer states, all of one moment) and the token to restore it. It exists once the
-list that names it is published; until then it is garbage.
+One published list names the last commits; a commit is a storage checkpoint (rows, offsets and drainer states of one
+moment) and the token that restores it.
 
-C1  the list is replaced by compare-and-swap only. A new builder first publishes the list again under its own epoch;
-    from then on no commit of an older one can succeed (`FencedError`).
+C1  the list is replaced by compare-and-swap only. A new builder first publishes it under its own epoch; from then on
+    no commit of an older one can succeed (`FencedError`), whatever the clocks say.
 C2  the last `KEPT` commits stay readable; older ones are removed, and storage frees their packs.
-C3  the list carries the shape of the table, so that the table is opened with the right kind.
-C4  offsets belong to one topic, whose id the list carries: a topic that was deleted and created again is refused.
+C3  the list carries the table's shape, and the id of the topic that its offsets count in.
 
-Lease: which process may build a table. It is a small published object, changed by compare-and-swap only: epoch,
-owner, host, process, end. A process that finds it free, expired or held by a dead process of this machine takes it
-with the next epoch.
-
-L1  of any number of processes that try at once, one gets it.
-L2  an owner that was away too long may find another in its place: `keep` and every commit then raise `FencedError`.
-    This does not rely on clocks: commits carry the epoch and are compare-and-swapped, too.
-
-Successor: waits in the background until a table has no builder, and takes it over then.
-
-S1  conflicts with another process (it renews, commits, or wins the lease) are no error: the attempt is repeated.
-S2  a permanent error (another shape, damage) ends the watch, and `check` raises it.
-
-Commit follower: serve reads from the newest commit; open the next snapshot alongside, then swap. A `CommitSource`
-says which commit is the newest and opens it; the follower keeps the snapshots. Reads use the current snapshot while
-the newer commit is restored into the spare one, which has no readers and whose packs stay open. If long scans still
-use the spare, another snapshot is opened, and closed with its last reader.
-
-D1  a read sees one commit from its beginning to its end; a scan, from its first batch until it ends, is closed or is
-    garbage collected.
-D2  a swap that fails changes nothing: the current snapshot stays.
-D3  without readers there are at most two snapshots, of one shape.
-D4  reading missing data of a commit that is not kept any more raises `CommitGoneError`, damage raises `CorruptError`.
-
-Thread rules:
-
-- commits: the draining thread's; `load` from any.
-- lease: the draining thread's.
-- successor: a thread of its own calls `attempt`; `start`, `stop` and `check` from any other.
-- commit follower: from any thread. One thread at a time looks for a newer commit, the others read the current one
-  meanwhile; `close` after the last read.
+Thread rules: `Commits` and `Lease` belong to the draining thread; `Successor` has a thread of its own; followers are
+for any thread.
 """
 
 from __future__ import annotations
@@ -115,23 +84,31 @@ def stored_tables(backend: StorageBackend) -> list[str]:
     return sorted(found)
 
 
-def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] | None:
-    """Return the current list and its version; None if there is no such table yet."""
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def read_record(
+    backend: StorageBackend, name: str, kind: type[Record], what: str, remedy: str
+) -> tuple[Record, str] | None:
+    """Return a published record and its version, None if there is none; `what` and `remedy` are for the error."""
     try:
-        found = backend.read_published(commits_name(table))
-        if found is None:
-            return None
-        data, version = found
-        commits = msgspec.msgpack.decode(data, type=CommitList)
+        found = backend.read_published(name)
+        return None if found is None else (msgspec.msgpack.decode(found[0], type=kind), found[1])
     except SignatureError:
         raise
     except (CorruptError, msgspec.DecodeError) as error:
         raise CorruptError(
-            f"the commits of table {table} cannot be read ({error}); restore them from a copy, or build the table anew "
-            "in another state folder",
-            path=commits_name(table),
-            kafka_name=None,
-        ) from None
+            f"{what} cannot be read ({error}); {remedy}", path=name, kafka_name=None
+        ) from error
+
+
+def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] | None:
+    """Return the current list and its version; None if there is no such table yet."""
+    remedy = "restore them from a copy, or build the table anew in another state folder"
+    found = read_record(backend, commits_name(table), CommitList, f"the commits of table {table}", remedy)
+    if found is None:
+        return None
+    commits, version = found
     if commits.version not in READABLE:
         raise InvalidError(
             f"table {table} was written by a later release (version {commits.version}, this one reads up to "
@@ -332,21 +309,7 @@ class Lease:
 
 def read_lease(backend: StorageBackend, name: str) -> tuple[Held, str] | None:
     """Return the holder of the lease, and its version; None if it was never taken."""
-    try:
-        found = backend.read_published(name)
-    except SignatureError:
-        raise
-    except CorruptError as error:
-        raise CorruptError(f"{name} is damaged; {_REMEDY}", path=name, kafka_name=None) from error
-    if found is None:
-        return None
-    data, version = found
-    try:
-        return msgspec.msgpack.decode(data, type=Held), version
-    except msgspec.DecodeError as error:
-        raise CorruptError(
-            f"{name} cannot be read ({error}); {_REMEDY}", path=name, kafka_name=None
-        ) from None
+    return read_record(backend, name, Held, name, _REMEDY)
 
 
 def _runs(pid: int) -> bool:
@@ -392,7 +355,7 @@ class Successor:
             self._thread.join()
 
     def check(self) -> None:
-        """Raise the error that ended the watch, if any (S2)."""
+        """Raise the error that ended the watch, if any."""
         if self.error is not None:
             raise self.error
 
@@ -502,7 +465,7 @@ class CommitFollower(Generic[At, View]):
 
     @contextmanager
     def pinned(self, *, refresh: bool = False) -> Iterator[View]:
-        """The newest snapshot, fixed until the block ends (D1)."""
+        """The newest snapshot, fixed until the block ends."""
         self.refresh(wait=refresh)
         with self._guard:
             pinned = self._current
@@ -568,7 +531,7 @@ class CommitFollower(Generic[At, View]):
         else:
             try:
                 self.source.show(spare.view, commit)
-            except BaseException:  # partly moved: it has no commit (D2)
+            except BaseException:  # partly moved: it has no commit
                 spare.view.close()
                 raise
             spare.commit = commit
@@ -583,7 +546,7 @@ class CommitFollower(Generic[At, View]):
             each.view.close()
 
     def _unneeded(self) -> list[_Counted[At, View]]:
-        """Remove and return snapshots without readers: all outdated ones, and all but one of the rest (D3)."""
+        """Remove and return snapshots without readers: all outdated ones, and all but one of the rest."""
         idle = [each for each in self._others if not each.readers]
         gone = [each for each in idle if each.is_stale]
         gone += [each for each in idle if not each.is_stale][:-1]

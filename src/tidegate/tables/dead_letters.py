@@ -1,11 +1,5 @@
 """Records that could not be read or are faulty, kept with the table: their place, the reason, and their bytes.
 
-| column | holds |
-|---|---|
-| partition, offset | where the record is in its topic |
-| reason | what is wrong with it, in words |
-| key, value | its bytes, as read |
-
 They are kept up to a limit of bytes; further ones are only counted. A letter's size is estimated from its own bytes,
 in the order of the topic, so which ones are kept does not depend on how the topic was cut.
 

@@ -1,19 +1,10 @@
 """Explain a window's value: the topic's records that set it, those that were left out, and those not read yet.
 
-The table keeps for each window the offset that set its value, and for each cell of time the range of offsets with
-its records (`snapshot.OffsetCells`). The rest is read again: the offsets of the window's cell, and a few of those
-that the table has not read yet. So an explanation reads a part of the topic, and is as complete as that part still
-is: records that aged out or were compacted away are reported as gone. For plain keys, which have no time to search
-by, only the record that set the value is read again.
-
-| outcome | the record |
-|---|---|
-| current | set the value the table has now |
-| replaced | was overwritten by a later one |
-| deletion | has no value: it removed the window |
-| expired | arrived when its window was beyond the retention, and was not stored |
-| unreadable | could not be read, and was set aside with the reason |
-| waiting | is in the topic, and not in the table yet |
+The table keeps for each window the offset that set its value, and for each cell of time the range of offsets with its
+records (`snapshot.OffsetCells`). The rest is read again: the offsets of the window's cell, and a few of those that
+the table has not read yet. Records that aged out or were compacted away are reported as gone. For plain keys, which
+have no time to search by, only the record that set the value is read again. Outcomes of a record: `current`,
+`replaced`, `deletion`, `expired`, `unreadable` (a dead letter), `waiting` (not in the table yet).
 
 Thread rule: pure functions, except for reading the log.
 """
@@ -29,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import OffsetOutOfRangeError
-from tidegate.tables.options import TableRules, TableShape
+from tidegate.tables.ingest.consumer import first_and_end
+from tidegate.tables.options import TableRules
 from tidegate.tables.queries import rows_of_keys
 from tidegate.tables.rows import Row, Rows, StoredForm, window_of
 from tidegate.tables.snapshot import Cell, PartitionState, TableSource
@@ -147,10 +139,13 @@ def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Exp
     """Look up the window, and read the records again that may belong to it."""
     rules = source.rules
     shape = rules.shape
-    found = list(_present(source, key, ts, seq))
+    rows = rows_of_keys(source, pa.array([key], pa.binary()), ts, ts)
+    batches = [batch.filter(pc.equal(batch.column("seq"), seq)) for batch in rows]
+    found = list(Rows.of(batches, StoredForm(rules)))
     contributions: list[Contribution] = []
     reaches: list[Reach] = []
-    wanted = _raw_key(shape, key, ts, seq)
+    window = window_of(shape, ts, seq)
+    wanted = key if window is None else encode_key(key, window, KeyFormat(shape.key_format)) or b""
     letters = _letters(source, wanted)
     for state in source.partitions:
         row = next((row for row in found if row.partition == state.partition), None)
@@ -165,26 +160,13 @@ def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Exp
     )
     return Explanation(
         key=rules.key.decode(key),
-        window=window_of(shape, ts, seq),
+        window=window,
         value=None if latest is None else latest.value,
         is_expired=shape.is_windowed and all(ts < state.readable_from for state in source.partitions),
         contributions=tuple(contributions),
         reach=tuple(reaches),
         current=current,
     )
-
-
-def _present(source: TableSource, key: bytes, ts: int, seq: int) -> Rows:
-    found = rows_of_keys(source, pa.array([key], pa.binary()), ts, ts)
-    batches = [batch.filter(pc.equal(batch.column("seq"), seq)) for batch in found]
-    return Rows.of(batches, StoredForm(source.rules))
-
-
-def _raw_key(shape: TableShape, key: bytes, ts: int, seq: int) -> bytes:
-    window = window_of(shape, ts, seq)
-    if window is None:
-        return key
-    return encode_key(key, window, KeyFormat(shape.key_format)) or b""
 
 
 def _cell(state: PartitionState, ts: int, row: Row | None) -> Cell | None:
@@ -219,7 +201,8 @@ class _Reading:
         self._wanted = pa.scalar(wanted, pa.binary())
         self._cell, self._current = cell, None if row is None else row.offset
         self._letters = letters
-        first, end = self._bounds()
+        topic, isolation = rules.shape.topic, rules.consumed.isolation
+        first, end = first_and_end(log, topic, self._number, isolation)
         low, high, count = (-1, -1, 0) if cell is None else (cell.low, cell.high, cell.count)
         self.reach = Reach(self._number, first, state.next_offset, end, low, high, count)
 
@@ -270,14 +253,6 @@ class _Reading:
             outcome, reason = "expired", "it came when the window lay beyond the retention"
         else:
             outcome = "deletion" if raw is None else "replaced"
-        return Contribution(self._number, offset, timestamp, outcome, _readable(self._rules, raw), reason)
-
-    def _bounds(self) -> tuple[int, int]:
-        topic, isolation = self._rules.shape.topic, self._rules.consumed.isolation
-        with self._log.reader(topic, [self._number], start="earliest", isolation=isolation) as reader:
-            return reader.positions()[self._number], reader.end_offsets()[self._number]
-
-
-def _readable(rules: TableRules, raw: bytes | None) -> Any:
-    decoded = rules.value.decode_column(pa.array([raw], pa.binary()))
-    return raw if len(decoded.bad_rows) else decoded.values[0].as_py()
+        decoded = self._rules.value.decode_column(pa.array([raw], pa.binary()))
+        value = raw if len(decoded.bad_rows) else decoded.values[0].as_py()
+        return Contribution(self._number, offset, timestamp, outcome, value, reason)

@@ -5,18 +5,10 @@
     lease held               a reader; once the builder is gone, a reader that follows the table or waits for it
                              (`catch_up`, `at_least`) becomes the builder; the table reports it in `role`
 
-Invalid requests are refused before anything is created.
-
-`table` keeps the last value of each key of a plain topic. A windowed serde works here too, and gives a table by
-(key, window) that never expires; `windowed_table` is what keeps a retention, so a warning says so.
-
-`windowed_table` reads any windowed changelog topic, of Kafka Streams or Tidegate, as a table of time windows. The
-eight forms of KIP-300 are two functions: `consumed` and `materialized` may each be left out. The topic holds keys
-with their window start (see `windows.keys`); a window's end is not in the bytes, so its size must be given.
-
-`sessioned_table` reads any topic of session windows, of Kafka Streams or Tidegate, as a table. Session keys carry
-both ends, so there is no window size to give. A merge arrives as deletions of the old sessions followed by the
-merged one; between them the table shows the state of the topic.
+Invalid requests are refused before anything is created. The eight forms of KIP-300 are two functions: `consumed` and
+`materialized` may each be left out. A window's end is not in a key's bytes, so the size of windows must be given;
+sessions carry both ends. When sessions merge, the table shows the topic's state between the deletions and the merged
+one.
 """
 
 from __future__ import annotations

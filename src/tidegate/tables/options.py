@@ -1,25 +1,10 @@
-"""The options of a table: how its topic is read, where its rows are kept, and its shape.
+"""The options of a table: how its topic is read (`Consumed`), where its rows are kept (`Materialized`), and its shape.
 
-`Consumed`: the serdes of raw keys and values, and what happens to records that cannot be read. `key` and `value` are
-the serdes of the *raw* key and value; the table adds the window to the key itself, so a windowed serde here would
-wrap it twice and is refused.
-
-`Materialized`: a name, a kind of store, a retention, and optionally serdes. A table over windows is kept in a window
-store, one over sessions in a session store, one over plain keys in a key-value store. `table_rules` checks that
-store and table fit.
-
-`TableShape`: kind, topic, windows, retention, key format. Everything that can be refused is refused before reading:
-
-| refused | with |
-|---|---|
-| no window size; a size for sessions; a store of another kind; a windowed serde | `TypeError` |
-| a size of 0 or less, below a millisecond or above 64 bits; a store for another size; a store that keeps
-  duplicates; a retention below 0 or below the size; an empty or illegal topic or name | `InvalidError` |
-
-A plain topic read as windows cannot be detected here, because raw serdes are right for both: its keys are refused
-when they are read. A windowed topic in a key-value store would lose its retention and is refused here.
-
-The table's commits carry its `TableShape`, so that another process opens the same table or none.
+Serdes here are those of the *raw* key and value; the table adds the window to the key itself. A table over windows is
+kept in a window store, one over sessions in a session store, one over plain keys in a key-value store; `table_rules`
+checks that all fits, and refuses what it can before anything is read. A plain topic read as windows cannot be detected
+here, because raw serdes are right for both: its keys are refused when they are read. The table's commits carry its
+`TableShape`, so that another process opens the same table or none.
 
 Thread rule: immutable values.
 """
@@ -78,9 +63,7 @@ class Consumed:
         if on_bad_value is not None:
             given, new = {"on_bad_value": on_bad_value}, {"on_bad_value": "on_value_error"}
             require_new_names("Consumed(…, ", given, new, {"skip": "keep"})
-        for serde in (self.key, self.value):
-            if serde is not None:
-                require_raw(serde)
+        _require_raw(self)
         object.__setattr__(self, "on_value_error", OnError.of(self.on_value_error))
         if self.isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidError(f"isolation={self.isolation!r}: choose 'read_uncommitted' or 'read_committed'")
@@ -90,6 +73,12 @@ class Consumed:
         max_age_of(self.max_age)
         if self.dead_letter_bytes < 0:
             raise InvalidError(f"dead_letter_bytes={self.dead_letter_bytes}: give 0 or more")
+
+
+def _require_raw(given: Consumed | Materialized) -> None:
+    for serde in (given.key, given.value):
+        if serde is not None:
+            require_raw(serde)
 
 
 # --- materialized
@@ -104,12 +93,6 @@ class WindowSupplier:
     window_size: DurationLike
     retain_duplicates: bool = False
 
-    kind = "window"
-
-    @property
-    def retention_ms(self) -> int:
-        return duration_ms(self.retention)
-
 
 @dataclass(frozen=True, slots=True)
 class SessionSupplier:
@@ -118,24 +101,12 @@ class SessionSupplier:
     name: str
     retention: DurationLike
 
-    kind = "session"
-
-    @property
-    def retention_ms(self) -> int:
-        return duration_ms(self.retention)
-
 
 @dataclass(frozen=True, slots=True)
 class KeyValueSupplier:
     """A store of one value for each key, kept for ever."""
 
     name: str
-
-    kind = "key"
-
-    @property
-    def retention_ms(self) -> None:
-        return None
 
 
 Supplier: TypeAlias = "WindowSupplier | SessionSupplier | KeyValueSupplier"
@@ -152,9 +123,7 @@ class Materialized:
     retention: DurationLike | None = None
 
     def __post_init__(self) -> None:
-        for serde in (self.key, self.value):
-            if serde is not None:
-                require_raw(serde)
+        _require_raw(self)
         if self.store is not None and not isinstance(
             self.store, WindowSupplier | SessionSupplier | KeyValueSupplier
         ):

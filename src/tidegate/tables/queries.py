@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from tidegate.errors import UnsupportedError
 from tidegate.tables.rows import RAW_SCHEMA, StoredForm
 from tidegate.tables.snapshot import EARLIEST, PartitionState, TableSource
+from tidegate.windows.stores.segmented_store import keys_between
 
 # --- reading
 
@@ -67,17 +68,9 @@ def all_rows(
                     scans.append((state, opened.enter_context(scan)))
         for state, scan in scans:
             for batch in scan:
-                rows = batch if keys is None else _between(batch, keys)
+                rows = batch if keys is None else keys_between(batch, *keys)
                 if rows.num_rows:
                     yield _raw(state, rows.column("key"), rows)
-
-
-def _between(batch: pa.RecordBatch, keys: KeyEnds) -> pa.RecordBatch:
-    if keys.low is not None:
-        batch = batch.filter(pc.greater_equal(batch.column("key"), pa.scalar(keys.low, pa.binary())))
-    if keys.high is not None:
-        batch = batch.filter(pc.less_equal(batch.column("key"), pa.scalar(keys.high, pa.binary())))
-    return batch
 
 
 def _raw(state: PartitionState, keys: pa.Array, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -75,8 +75,6 @@ def _values(table: pa.Table) -> list[list[Any]]:
 
 
 # --- results
-
-RAW_NAMES = ("key", "ts", "seq", "value", "value_ts", "offset", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +157,10 @@ class Rows(Sequence[Row]):
         return f"Rows({len(self)} of {self._form.name})"
 
     def _repr_html_(self) -> str:
-
         return rows_html(self._first(), len(self))
 
     def show(self) -> None:
         """Print the first rows."""
-
         print(rows_text(self._first(), len(self)))
 
     def _first(self) -> pa.Table:
@@ -189,26 +185,51 @@ class Rows(Sequence[Row]):
         return polars.from_arrow(self.to_arrow())
 
 
+RAW_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("ts", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("value", pa.binary()),
+        pa.field("value_ts", pa.int64()),
+        pa.field("offset", pa.int64()),
+        pa.field("partition", pa.int32()),
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredForm:
     """Rows of a table over a topic: bytes, read with the table's serdes."""
 
     rules: TableRules
+    stored: ClassVar[pa.Schema] = RAW_SCHEMA
+    order: ClassVar[tuple[str, ...]] = ("key", "ts", "seq", "partition")
 
     @property
     def name(self) -> str:
         return self.rules.shape.name
 
-    @property
-    def stored(self) -> pa.Schema:
-        return RAW_SCHEMA
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        return ("key", "ts", "seq", "partition")
-
     def typed(self, stored: pa.Table) -> pa.Table:
-        return typed(stored, self.rules)
+        """Return stored rows with keys and values as their serdes read them."""
+        raw, shape = stored.combine_chunks(), self.rules.shape
+        key = self.rules.key.decode_column(_one(raw.column("key"))).require_good()
+        value = self.rules.value.decode_column(_one(raw.column("value"))).require_good()
+        columns: dict[str, Any] = {"key": key}
+        ts = raw.column("ts").to_numpy()
+        if shape.kind == "window":
+            ends = ts + np.minimum(shape.size_ms, LATEST - ts)
+            columns |= {"window_start": pa.array(ts), "window_end": pa.array(ends)}
+        elif shape.kind == "session":
+            columns |= {"window_start": raw.column("seq"), "window_end": raw.column("ts")}
+        times = raw.column("value_ts")
+        columns |= {
+            "value": value,
+            "timestamp": pc.if_else(pc.less(times, 0), pa.scalar(None, pa.int64()), times),
+            "partition": raw.column("partition"),
+            "offset": raw.column("offset"),
+        }
+        return pa.table(columns)
 
     def values(self, stored: pa.Table) -> Iterator[Row]:
         shape, key_of, value_of = self.rules.shape, self.rules.key.decode, self.rules.value.decode
@@ -228,42 +249,6 @@ def window_of(shape: TableShape, ts: int, seq: int) -> TimeWindow | SessionWindo
     if shape.kind == "window":
         return TimeWindow(ts, min(ts + shape.size_ms, LATEST))
     return SessionWindow(seq, ts) if shape.kind == "session" else None
-
-
-def typed(raw: pa.Table, rules: TableRules) -> pa.Table:
-    """Return raw rows with keys and values as their serdes read them."""
-    raw = raw.combine_chunks()
-    shape = rules.shape
-    key = rules.key.decode_column(_one(raw.column("key"))).require_good()
-    value = rules.value.decode_column(_one(raw.column("value"))).require_good()
-    columns: dict[str, Any] = {"key": key}
-    ts = raw.column("ts").to_numpy()
-    if shape.kind == "window":
-        ends = np.where(ts > LATEST - shape.size_ms, LATEST, ts + np.minimum(shape.size_ms, LATEST - ts))
-        columns |= {"window_start": pa.array(ts), "window_end": pa.array(ends.astype(np.int64))}
-    elif shape.kind == "session":
-        columns |= {"window_start": raw.column("seq"), "window_end": raw.column("ts")}
-    times = raw.column("value_ts")
-    columns |= {
-        "value": value,
-        "timestamp": pc.if_else(pc.less(times, 0), pa.scalar(None, pa.int64()), times),
-        "partition": raw.column("partition"),
-        "offset": raw.column("offset"),
-    }
-    return pa.table(columns)
-
-
-RAW_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("ts", pa.int64()),
-        pa.field("seq", pa.int64()),
-        pa.field("value", pa.binary()),
-        pa.field("value_ts", pa.int64()),
-        pa.field("offset", pa.int64()),
-        pa.field("partition", pa.int32()),
-    ]
-)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

@@ -1,44 +1,15 @@
 """The partitions of a table in storage: live where it is built, or as of one commit.
 
-Cells: which offsets of a partition have records of which windows, for `explain`. Time is cut into cells, each the
-size of a window or a 256th of a time segment, whichever is more; no cell crosses the border of a time segment. For
-every cell are kept
+Rows: key = inner key, ts = window start (session end; 0 for plain keys), seq = 0 (session start); payload = the
+record's value, its timestamp (-1 for none) and its offset. Next offset, observed time, the drainer's validation state
+and the cells of offsets are saved with exactly these rows (`Progress`), so a restart neither reads a record twice nor
+leaves one out. A partition that stopped at a fault is *frozen*: its progress stays as it was saved last.
 
-    count          records whose window (by its start; a session by its end) lies in the cell
-    low, high      their lowest and highest offset
-    dropped_from   the first offset that came when the window had expired; -1 for none
+A `Snapshot` is any process's view of one commit: it restores metadata only and never writes; packs are read when a
+query needs them. The live source is the builder's own: drained rows are visible at once, committed or not.
 
-C1  every record of a window that the table has read lies between `low` and `high` of the window's cell.
-C2  observed time never decreases, so no record of a time segment is stored any more from `dropped_from` on.
-C3  at most `MOST_CELLS` are kept: beyond that expired ones are removed first, and of those the least recently
-    updated.
-
-Partition state: the rows of one partition, and with them in every checkpoint its progress. Rows: key = inner key, ts
-= window start (session end; 0 for plain keys), seq = 0 (session start), and
-
-    value      the record's value, as read
-    value_ts   the record's timestamp, -1 for none
-    offset     where the record lies in its partition
-
-The extra of a checkpoint is msgpack of `Progress`: the next offset, the observed time, the drainer's validation
-state and the cells of offsets belong to exactly these rows (I1), so a restart neither reads a record twice nor
-leaves one out. The same holds for `live`, what a replica of a hybrid table knows of its live topic
-(`hybrid.replica`; None in other tables), and for `verdicts`, the counts of a push so far (`versions.ingest`), from
-which an ingest that resumes continues. None is not zero: such a progress was saved by code that does not count them.
-
-A partition that stopped at a fault is *frozen*: its progress stays as it was saved last, while others continue. Rows
-it stored since are written again when it is read again, and are the same.
-
-Source: where queries read. The live source is the builder's own: drained rows are visible at once, committed or not.
-A `Snapshot` is any process's view of one commit: it restores metadata only, starts no maintenance and so never
-writes or deletes; packs are read when a query needs them. When the builder has advanced by more than the kept
-commits, the packs are gone, and reading raises `MissingObjectError`; the reader then moves to a newer commit.
-
-Thread rules:
-
-- cells: updated by the draining thread; a cell is replaced, never changed, so that any thread may read it.
-- partition state: changed by the draining thread alone; `observed_ms` and `next_offset` may be read from any.
-- source: reading from any thread; `Snapshot.show` and `close` by one at a time while there are no readers.
+Thread rules: the draining thread changes states and cells; reading from any. `Snapshot.show` and `close` by one at a
+time while there are no readers.
 """
 
 from __future__ import annotations

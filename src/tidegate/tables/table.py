@@ -1,18 +1,12 @@
 """One class reads every kind of table: results of apps, tables over topics, pushed versions, replicas.
 
-Reads are of the newest commit, whichever process makes it (`CommitFollower`). Bounds are inclusive at both ends, as
-in Kafka Streams: of a window its start counts, and a session is found when it touches them (it ends at or after the
-first moment and starts at or before the second). Times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`; UTC
-where no zone is given) or a datetime of Python, pandas, numpy or Arrow. Results are sorted by key and then window,
-or backwards. Rows beyond the table's retention are not returned, also if they are still stored. `at_least` waits
-until the table has seen these offsets (partition → next offset), at most `timeout`.
+Bounds include both ends, as in Kafka Streams: of a window its start counts, and a session is found when it touches
+them. Times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`; UTC without a zone) or a datetime of Python,
+pandas, numpy or Arrow. Results are sorted by key and then window. Rows beyond the table's retention are not returned.
+`at_least` waits until the table has seen these offsets (partition → next offset), at most `timeout`.
 
-A call that a kind of table does not support raises `UnsupportedError`, which says why.
-
-Q1  a query pins its row source once, with the serdes that belong to it, until it ends: every result is of one commit
-    (of one version of a pushed table), and a scan is of one commit from its first batch to its last.
-Q2  a commit that is collected while it is read is never mixed with another: a query is repeated on the newest one,
-    and a scan that has returned a batch ends with `CommitGoneError`.
+Q1  every result is of one commit (of one version), and a scan is from its first batch to its last. Q2  a query whose
+commit is collected meanwhile is repeated on the newest; a scan that began ends with `CommitGoneError`.
 
 Thread rule: from any thread; queries do not wait for each other. `close` when no query runs any more.
 """

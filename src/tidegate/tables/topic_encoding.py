@@ -1,17 +1,11 @@
 """The encoding of an output topic's keys and values, recorded with the topic by the app that writes it.
 
-Windows' sizes, serdes and `emit` are not in the bytes of a record, so records of two encodings in one topic could
-not be told apart. The first app that writes to a topic records the encoding; another one is refused while the topic
-holds records.
-
-| log | where the encoding is stored |
-|---|---|
-| an embedded log | in its catalog, with the topic: it is deleted with the topic |
-| a Kafka cluster, whose topics have no settings of ours | in the app's state, `tables/@encodings/TOPIC` |
+Windows' sizes, serdes and `emit` are not in the bytes of a record, so records of two encodings in one topic could not
+be told apart. The first app that writes to a topic records the encoding, in the catalog of an embedded log or, for a
+Kafka cluster, in the app's state (`tables/@encodings/TOPIC`); another one is refused while the topic holds records.
 
 Values that are JSON objects name their fields, so fields may be added and removed; the stored encoding keeps every
-field there was, and a field whose type changes is another encoding. Avro values from a schema registry name their
-schema in each record.
+field there was. Avro values from a schema registry name their schema in each record.
 
 Thread rule: one coordinator records; any thread reads.
 """

@@ -106,7 +106,10 @@ class TableAt(Table):
     def _pinned(
         self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> Iterator[StoredRows]:
-        _require(at_least, self.position, "this commit is fixed; ask the table itself")
+        if at_least and not _reached(self.position, at_least):
+            raise UnavailableError(
+                f"seen is {self.position}, asked for is {dict(at_least)}: this commit is fixed; ask the table itself"
+            )
         with self._follower.pinned() as shown:
             yield StoredRows(shown.source)
 
@@ -345,10 +348,15 @@ class TopicTable(Table):
         while not _reached(self.position, targets):
             left = deadline - self._clock.monotonic_ms()
             builder = self._builder or self._take_over_if_due()
-            if builder is not None and self._reach(builder, targets, max(0, left)):
-                return
+            if builder is not None:
+                go_on = builder.wait_for if builder.is_running else builder.advance_to
+                if go_on(targets, max(0, left)):
+                    return
             if left <= 0:
-                raise self._late(targets, timeout_ms)
+                raise UnavailableError(
+                    f"table {self.name} has seen {self.position} and not yet {dict(targets)} after {timeout_ms} ms; "
+                    "wait longer, or look whether the process that builds it runs"
+                )
             self._clock.sleep_ms(10)
 
     def _take_over_if_due(self) -> Materialiser | None:
@@ -375,17 +383,6 @@ class TopicTable(Table):
                         self._builder.run()
             return self._builder
 
-    def _reach(self, builder: Materialiser, targets: Mapping[int, int], timeout_ms: int) -> bool:
-        """Wait for a builder in the background; else do its work here."""
-        go_on = builder.wait_for if builder.is_running else builder.advance_to
-        return go_on(targets, timeout_ms)
-
-    def _late(self, targets: Mapping[int, int], timeout_ms: int) -> UnavailableError:
-        return UnavailableError(
-            f"table {self.name} has seen {self.position} and not yet {dict(targets)} after {timeout_ms} ms; wait "
-            "longer, or look whether the process that builds it runs"
-        )
-
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidError(f"table {self.name} is closed; open it again")
@@ -393,11 +390,6 @@ class TopicTable(Table):
 
 def _reached(position: Mapping[int, int], targets: Mapping[int, int]) -> bool:
     return all(position.get(number, 0) >= offset for number, offset in targets.items())
-
-
-def _require(at_least: Positions, position: Mapping[int, int], remedy: str) -> None:
-    if at_least and not _reached(position, at_least):
-        raise UnavailableError(f"seen is {dict(position)}, asked for is {dict(at_least)}: {remedy}")
 
 
 # --- stored

@@ -1,14 +1,8 @@
 """Changelog topics as Kafka Streams names and sets them up: one for each store, named after application and store.
 
-| store | cleanup.policy | retention.ms |
-|---|---|---|
-| window, session | compact,delete | the store's retention + a day |
-| window, with duplicates kept | delete | the same |
-| key-value | compact | none |
-
-A store's retention is stream time and a topic's is wall clock, so the topic keeps a day more than the store needs;
-the sum never goes beyond 2**63 - 1. All have message.timestamp.type=CreateTime: a record's timestamp is that of the
-value, and a restored store needs it.
+Window and session stores: `compact,delete` (with duplicates kept: `delete`) for the store's retention and a day more,
+because a store's retention is stream time and a topic's is wall clock. Key-value stores: `compact`. All have
+message.timestamp.type=CreateTime: a record's timestamp is that of the value, and a restored store needs it.
 
 Later settings override earlier ones: `everywhere` (all topics of the application), the computed ones, `own` (this
 store's). So only a setting of the store itself changes the computed retention.

@@ -12,8 +12,8 @@ Thread rule: values and pure functions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,41 @@ Int32s = npt.NDArray[np.int32]
 NO_TIME = -1  # before any event: the clocks of Kafka Streams start here
 
 
+class Columns:
+    """The base of dataclasses whose fields are columns of one length: numpy, Arrow or further columns; None: absent."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(column) for column in self._columns() if column is not None}
+        if len(lengths) != 1:
+            raise InvalidError(f"{type(self).__name__} needs columns of one length, not {sorted(lengths)}")
+
+    def _columns(self) -> list[Any]:
+        return [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]
+
+    def take(self, rows: Int64s) -> Self:
+        """Return some of the rows, by position."""
+        indices = pa.array(rows)
+        return type(self)(*(_taken(column, rows, indices) for column in self._columns()))
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Return the rows from `start` up to `stop`, without copying."""
+        return type(self)(*(_sliced(column, start, stop) for column in self._columns()))
+
+
+def _taken(column: Any, rows: Int64s, indices: pa.Array) -> Any:
+    if column is None or isinstance(column, np.ndarray):
+        return None if column is None else column[rows]
+    return column.take(rows if isinstance(column, Columns) else indices)
+
+
+def _sliced(column: Any, start: int, stop: int) -> Any:
+    if column is None or isinstance(column, np.ndarray):
+        return None if column is None else column[start:stop]
+    return column.slice(start, stop if isinstance(column, Columns) else stop - start)
+
+
 @dataclass(frozen=True, eq=False)
-class RowChanges:
+class RowChanges(Columns):
     """Marks events as changes of a table's rows: each sets or deletes one row.
 
     `weight` is 1 where the event is the row's new content and 0 where the row is deleted. After `Retractions` every
@@ -46,17 +79,9 @@ class RowChanges:
     weight: Int64s
     written: Int64s  # the timestamp of the record that brought the change
 
-    def take(self, rows: Int64s) -> RowChanges:
-        return RowChanges(self.row.take(pa.array(rows)), self.weight[rows], self.written[rows])
-
-    def slice(self, start: int, stop: int) -> RowChanges:
-        return RowChanges(
-            self.row.slice(start, stop - start), self.weight[start:stop], self.written[start:stop]
-        )
-
 
 @dataclass(frozen=True, eq=False)
-class EventBatch:
+class EventBatch(Columns):
     """Events of one or several source partitions, in the order they are to be processed."""
 
     key: pa.BinaryArray  # null: no key
@@ -67,43 +92,14 @@ class EventBatch:
     values: pa.RecordBatch
     changes: RowChanges | None = None  # None: plain events, not changes of a table's rows
 
-    def __post_init__(self) -> None:
-        lengths = {len(self.key), len(self.ts), len(self.offset), len(self.partition), len(self.stream_time)}
-        if lengths | {self.values.num_rows} != {len(self.ts)}:
-            raise InvalidError(f"an event batch needs columns of one length, not {sorted(lengths)}")
-
     def __len__(self) -> int:
         return len(self.ts)
 
     def take(self, rows: Int64s | npt.NDArray[np.bool_]) -> EventBatch:
         """Return some of the events: by position, or where a mask is true."""
-        positions: Int64s = (
-            np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
-        )
-        if len(positions) == len(self) and rows.dtype == np.bool_:
-            return self
-        indices = pa.array(positions)
-        return EventBatch(
-            key=self.key.take(indices),
-            ts=self.ts[positions],
-            offset=self.offset[positions],
-            partition=self.partition[positions],
-            stream_time=self.stream_time[positions],
-            values=self.values.take(indices),
-            changes=None if self.changes is None else self.changes.take(positions),
-        )
-
-    def slice(self, start: int, stop: int) -> EventBatch:
-        """Return the events from `start` up to `stop`, without copying."""
-        return EventBatch(
-            key=self.key.slice(start, stop - start),
-            ts=self.ts[start:stop],
-            offset=self.offset[start:stop],
-            partition=self.partition[start:stop],
-            stream_time=self.stream_time[start:stop],
-            values=self.values.slice(start, stop - start),
-            changes=None if self.changes is None else self.changes.slice(start, stop),
-        )
+        if rows.dtype == np.bool_:
+            return self if rows.all() else super().take(np.flatnonzero(rows))
+        return super().take(rows.astype(np.int64, copy=False))
 
     def with_values(self, values: pa.RecordBatch) -> EventBatch:
         return replace(self, values=values)
@@ -114,10 +110,18 @@ def weights(events: EventBatch) -> Int64s:
     return np.ones(len(events), np.int64) if events.changes is None else events.changes.weight
 
 
+def only_column(values: pa.RecordBatch, name: str) -> pa.Array:
+    """Return the user's column of this name; `InvalidError` if there is none, or several."""
+    place = values.schema.get_field_index(name)
+    if place < 0:
+        raise InvalidError(f"no single column {name!r} among the values {values.schema.names}")
+    return values.column(place)
+
+
 def no_events(values: pa.Schema) -> EventBatch:
     """Return an empty batch with these columns."""
     none = np.empty(0, np.int64)
-    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
+    empty = pa.RecordBatch.from_pylist([], values)
     return EventBatch(pa.array([], pa.binary()), none, none, np.empty(0, np.int32), none, empty)
 
 

@@ -6,16 +6,9 @@
 | changelog | inner, start i64, sequence i32 | a window store and its changelog |
 | session | inner, end i64, start i64 | sessions, in stores, changelogs and topics alike |
 
-Numbers are big-endian. `inner` is the raw key as encoded by the user's serde: it has any length and no length
-prefix, so a key is always split from its end, and its format cannot be told from the bytes. A session's end comes
-before its start. A time window's end is not stored: it is start + size, at most 2**63 - 1.
-
-I1  no key is invented: bytes that break a rule of their format raise `WindowedKeyFormatError`.
-I2  null and empty bytes mean "no key" (None), as Kafka Streams has it.
-
-A column is encoded or decoded by one kernel call. Tests check that it equals the functions for one key. A column may
-come from an untrusted source, so a bad key is a verdict of its row, which the caller interprets (`require_good`
-raises and names the record). Rows whose key is null or empty are absent: neither good nor bad.
+Numbers are big-endian. `inner` is the raw key, of any length and without a length prefix, so a key is split from its
+end, and its format cannot be told from the bytes. A time window's end is not stored: it is start + size, at most
+2**63 - 1. Null and empty bytes mean "no key" (None). A bad key of a column is a verdict of its row.
 
 Thread rule: values and pure functions. Buffers of a column are not copied and must not be written to.
 """

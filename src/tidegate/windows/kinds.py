@@ -51,15 +51,14 @@ class Hopping:
         grace: DurationLike = 0,
         retention: DurationLike | None = None,
     ) -> None:
-        size_ms, advance_ms, grace_ms = _positive("size", size), _positive("advance", advance), _grace(grace)
+        size_ms, advance_ms = _positive("size", size), _positive("advance", advance)
         if advance_ms > size_ms:
             raise InvalidError(
                 f"advance {advance_ms} ms is above size {size_ms} ms: events between two windows would be lost;"
                 " use an advance of at most the size"
             )
-        _set(self, size_ms=size_ms, advance_ms=advance_ms, grace_ms=grace_ms)
-        _set(self, retention_ms=_retention(retention, least=size_ms + grace_ms))
-        _set(self, is_retention_said=retention is not None)
+        _set(self, size_ms=size_ms, advance_ms=advance_ms)
+        _keep(self, size_ms, grace, retention)
 
     @property
     def pane_ms(self) -> int:
@@ -106,10 +105,8 @@ class Sliding:
     def __init__(
         self, difference: DurationLike, *, grace: DurationLike = 0, retention: DurationLike | None = None
     ) -> None:
-        difference_ms, grace_ms = _positive("difference", difference), _grace(grace)
-        _set(self, difference_ms=difference_ms, grace_ms=grace_ms)
-        _set(self, retention_ms=_retention(retention, least=2 * difference_ms + grace_ms))
-        _set(self, is_retention_said=retention is not None)
+        _set(self, difference_ms=_positive("difference", difference))
+        _keep(self, 2 * self.difference_ms, grace, retention)
 
     def close_time(self, stream_time: int) -> int:
         """Windows that end before this are final."""
@@ -132,11 +129,8 @@ class Session:
     def __init__(
         self, gap: DurationLike, *, grace: DurationLike = 0, retention: DurationLike | None = None
     ) -> None:
-        gap_ms, grace_ms = _positive("gap", gap), _grace(grace)
-        _set(self, gap_ms=gap_ms, grace_ms=grace_ms)
-        least = gap_ms + grace_ms
-        _set(self, retention_ms=_retention(retention, least=least) if retention is not None else least + 1)
-        _set(self, is_retention_said=retention is not None)
+        _set(self, gap_ms=_positive("gap", gap))
+        _keep(self, self.gap_ms, grace, retention, default_more=1)
 
     def close_time(self, stream_time: int) -> int:
         """Sessions that end before this are final."""
@@ -182,13 +176,8 @@ class Deduplicate:
             raise InvalidError("deduplicate: within is 0 ms; nothing is a duplicate within no time at all")
         if late not in ("drop", "forward"):
             raise InvalidError(f"deduplicate: late is 'drop' or 'forward', not {late!r}")
-        object.__setattr__(self, "columns", names)
-        object.__setattr__(self, "within_ms", within_ms)
-        object.__setattr__(
-            self, "grace_ms", within_ms if grace is None else _milliseconds("deduplicate: grace", grace)
-        )
-        object.__setattr__(self, "late", late)
-        object.__setattr__(self, "refresh", bool(refresh))
+        grace_ms = within_ms if grace is None else _milliseconds("deduplicate: grace", grace)
+        _set(self, columns=names, within_ms=within_ms, grace_ms=grace_ms, late=late, refresh=bool(refresh))
 
     @property
     def retention_ms(self) -> int:
@@ -208,7 +197,7 @@ def as_table(kind: WindowKind) -> WindowKind:
     return kept
 
 
-def _set(window: object, **fields: int) -> None:
+def _set(window: object, **fields: object) -> None:
     for name, value in fields.items():
         object.__setattr__(window, name, value)
 
@@ -220,22 +209,27 @@ def _positive(what: str, value: DurationLike) -> int:
     return milliseconds
 
 
-def _grace(value: DurationLike) -> int:
-    milliseconds = _milliseconds("a window's grace", value)
-    if milliseconds < 0:
-        raise InvalidError(f"a window's grace is {milliseconds} ms; it must be 0 or more")
-    return milliseconds
-
-
-def _retention(value: DurationLike | None, *, least: int) -> int:
-    if value is None:
-        return min(least, LATEST)
-    milliseconds = _milliseconds("a window's retention", value)
-    if milliseconds < least:
-        raise InvalidError(
-            f"a retention of {milliseconds} ms would drop windows that can still change: give at least {least} ms"
-        )
-    return milliseconds
+def _keep(
+    window: object,
+    reach_ms: int,
+    grace: DurationLike,
+    retention: DurationLike | None,
+    *,
+    default_more: int = 0,
+) -> None:
+    """Set grace and retention: at least what the window reaches plus its grace, and by default that."""
+    grace_ms = _milliseconds("a window's grace", grace)
+    if grace_ms < 0:
+        raise InvalidError(f"a window's grace is {grace_ms} ms; it must be 0 or more")
+    least = reach_ms + grace_ms
+    kept_ms = min(least + default_more, LATEST)
+    if retention is not None:
+        kept_ms = _milliseconds("a window's retention", retention)
+        if kept_ms < least:
+            raise InvalidError(
+                f"a retention of {kept_ms} ms would drop windows that can still change: give at least {least} ms"
+            )
+    _set(window, grace_ms=grace_ms, retention_ms=kept_ms, is_retention_said=retention is not None)
 
 
 def _milliseconds(what: str, value: DurationLike) -> int:

@@ -28,8 +28,6 @@ from typing import Any, Final, TypeAlias
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.dump.records import java_text
 
-# -- messages --------------------------------------------------------------------------------------
-
 _NUMBERS: Final = {
     "int8": Struct(">b"),
     "int16": Struct(">h"),
@@ -153,168 +151,104 @@ class _Reader:
                 raise CorruptError(f"the tagged field {field.name} is not {size} bytes long")
 
 
-def _group(*fields: Field) -> tuple[Field, ...]:
-    return (Field("groupId", "string"), *fields)
+def _fields(text: str, **inner: tuple[Field, ...]) -> tuple[Field, ...]:
+    """Return the fields of `NAME TYPE [FIRST+ or FIRST-LAST], …`; `inner` has the fields of structs by name."""
+    fields = []
+    for each in text.split(","):
+        name, kind, *versions = each.split()
+        first, _, last = versions[0].partition("-") if versions else ("0", "", "")
+        span = int(first.removesuffix("+")), int(last) if last else _LATEST
+        fields.append(Field(name, kind, *span, inner.get(name, ())))
+    return tuple(fields)
 
 
-_TOPIC_PARTITIONS = (Field("topicId", "uuid"), Field("partitions", "[]int32"))
-_NAMED_PARTITIONS = (Field("topic", "string"), Field("partitions", "[]int32"))
-_MEMBER = (
-    Field("memberId", "string"),
-    Field("groupInstanceId", "string", first=3),
-    Field("clientId", "string"),
-    Field("clientHost", "string"),
-    Field("rebalanceTimeout", "int32", first=1),
-    Field("sessionTimeout", "int32"),
-    Field("subscription", "bytes"),
-    Field("assignment", "bytes"),
-)
-_CLASSIC_MEMBER = (
-    Field("sessionTimeoutMs", "int32"),
-    Field("supportedProtocols", "[]struct", fields=(Field("name", "string"), Field("metadata", "bytes"))),
-)
+def _schema(first: int, last: int, flexible: int, text: str, **inner: tuple[Field, ...]) -> Schema:
+    return Schema((first, last), flexible, _fields(text, **inner))
+
+
 _NEVER = _LATEST
-CONSUMER_SUBSCRIPTION: Final = Schema(
-    (0, _LATEST),
-    _NEVER,
+_TOPIC_PARTITIONS = _fields("topicId uuid, partitions []int32")
+_NAMED_PARTITIONS = _fields("topic string, partitions []int32")
+CONSUMER_SUBSCRIPTION: Final = _schema(
+    0, _LATEST, _NEVER,
+    "topics []string, userData bytes, ownedPartitions []struct 1+, generationId int32 2+, rackId string 3+",
+    ownedPartitions=_NAMED_PARTITIONS,
+)  # fmt: skip
+CONSUMER_ASSIGNMENT: Final = _schema(
+    0, _LATEST, _NEVER, "assignedPartitions []struct, userData bytes", assignedPartitions=_NAMED_PARTITIONS
+)
+_OFFSET_KEY = "group string, topic string, partition int32"
+_OFFSET_VALUE = _schema(
+    0, 4, 4,
+    "offset int64, leaderEpoch int32 3+, metadata string, commitTimestamp int64, expireTimestamp int64 1-1",
+)  # fmt: skip
+_GROUP_VALUE = _schema(
+    0, 4, 4,
+    "protocolType string, generation int32, protocol string, leader string, currentStateTimestamp int64 2+, "
+    "members []struct",
+    members=_fields(
+        "memberId string, groupInstanceId string 3+, clientId string, clientHost string, rebalanceTimeout int32 1+, "
+        "sessionTimeout int32, subscription bytes, assignment bytes"
+    ),
+)  # fmt: skip
+_TOPICS = _fields(
+    "topicId uuid, topicName string, numPartitions int32, partitionMetadata []struct",
+    partitionMetadata=_fields("partition int32, racks []string"),
+)
+_CLASSIC_MEMBER = _fields(
+    "sessionTimeoutMs int32, supportedProtocols []struct",
+    supportedProtocols=_fields("name string, metadata bytes"),
+)
+_GROUP_MEMBER = Schema(
+    (0, 0),
+    0,
     (
-        Field("topics", "[]string"),
-        Field("userData", "bytes"),
-        Field("ownedPartitions", "[]struct", first=1, fields=_NAMED_PARTITIONS),
-        Field("generationId", "int32", first=2),
-        Field("rackId", "string", first=3),
+        *_fields(
+            "instanceId string, rackId string, clientId string, clientHost string, subscribedTopicNames []string, "
+            "subscribedTopicRegex string, rebalanceTimeoutMs int32, serverAssignor string"
+        ),
+        Field("classicMemberMetadata", "struct", fields=_CLASSIC_MEMBER, tag=0),
     ),
 )
-CONSUMER_ASSIGNMENT: Final = Schema(
-    (0, _LATEST),
-    _NEVER,
-    (Field("assignedPartitions", "[]struct", fields=_NAMED_PARTITIONS), Field("userData", "bytes")),
-)
-_OFFSET_KEY = (Field("group", "string"), Field("topic", "string"), Field("partition", "int32"))
-_OFFSET_VALUE = Schema(
-    (0, 4),
-    4,
-    (
-        Field("offset", "int64"),
-        Field("leaderEpoch", "int32", first=3),
-        Field("metadata", "string"),
-        Field("commitTimestamp", "int64"),
-        Field("expireTimestamp", "int64", first=1, last=1),
-    ),
-)
-_GROUP_VALUE = Schema(
-    (0, 4),
-    4,
-    (
-        Field("protocolType", "string"),
-        Field("generation", "int32"),
-        Field("protocol", "string"),
-        Field("leader", "string"),
-        Field("currentStateTimestamp", "int64", first=2),
-        Field("members", "[]struct", fields=_MEMBER),
-    ),
-)
-_PARTITION_METADATA = (Field("partition", "int32"), Field("racks", "[]string"))
+_CURRENT_ASSIGNMENT = _schema(
+    0, 0, 0,
+    "memberEpoch int32, previousMemberEpoch int32, state int8, assignedPartitions []struct, "
+    "partitionsPendingRevocation []struct",
+    assignedPartitions=_TOPIC_PARTITIONS,
+    partitionsPendingRevocation=_TOPIC_PARTITIONS,
+)  # fmt: skip
+_GROUP_KEY, _MEMBER_KEY = "groupId string", "groupId string, memberId string"
 GROUP_RECORDS: Final[dict[int, tuple[Schema, Schema]]] = {
-    0: (Schema((0, 0), _NEVER, _OFFSET_KEY), _OFFSET_VALUE),
-    1: (Schema((1, 1), _NEVER, _OFFSET_KEY), _OFFSET_VALUE),
-    2: (Schema((2, 2), _NEVER, (Field("group", "string"),)), _GROUP_VALUE),
-    3: (Schema((3, 3), _NEVER, _group()), Schema((0, 0), 0, (Field("epoch", "int32"),))),
-    4: (
-        Schema((4, 4), _NEVER, _group()),
-        Schema(
-            (0, 0),
-            0,
-            (
-                Field(
-                    "topics",
-                    "[]struct",
-                    fields=(
-                        Field("topicId", "uuid"),
-                        Field("topicName", "string"),
-                        Field("numPartitions", "int32"),
-                        Field("partitionMetadata", "[]struct", fields=_PARTITION_METADATA),
-                    ),
-                ),
-            ),
-        ),
-    ),
-    5: (
-        Schema((5, 5), _NEVER, _group(Field("memberId", "string"))),
-        Schema(
-            (0, 0),
-            0,
-            (
-                Field("instanceId", "string"),
-                Field("rackId", "string"),
-                Field("clientId", "string"),
-                Field("clientHost", "string"),
-                Field("subscribedTopicNames", "[]string"),
-                Field("subscribedTopicRegex", "string"),
-                Field("rebalanceTimeoutMs", "int32"),
-                Field("serverAssignor", "string"),
-                Field("classicMemberMetadata", "struct", fields=_CLASSIC_MEMBER, tag=0),
-            ),
-        ),
-    ),
-    6: (Schema((6, 6), _NEVER, _group()), Schema((0, 0), 0, (Field("assignmentEpoch", "int32"),))),
+    0: (_schema(0, 0, _NEVER, _OFFSET_KEY), _OFFSET_VALUE),
+    1: (_schema(1, 1, _NEVER, _OFFSET_KEY), _OFFSET_VALUE),
+    2: (_schema(2, 2, _NEVER, "group string"), _GROUP_VALUE),
+    3: (_schema(3, 3, _NEVER, _GROUP_KEY), _schema(0, 0, 0, "epoch int32")),
+    4: (_schema(4, 4, _NEVER, _GROUP_KEY), _schema(0, 0, 0, "topics []struct", topics=_TOPICS)),
+    5: (_schema(5, 5, _NEVER, _MEMBER_KEY), _GROUP_MEMBER),
+    6: (_schema(6, 6, _NEVER, _GROUP_KEY), _schema(0, 0, 0, "assignmentEpoch int32")),
     7: (
-        Schema((7, 7), _NEVER, _group(Field("memberId", "string"))),
-        Schema((0, 0), 0, (Field("topicPartitions", "[]struct", fields=_TOPIC_PARTITIONS),)),
+        _schema(7, 7, _NEVER, _MEMBER_KEY),
+        _schema(0, 0, 0, "topicPartitions []struct", topicPartitions=_TOPIC_PARTITIONS),
     ),
-    8: (
-        Schema((8, 8), _NEVER, _group(Field("memberId", "string"))),
-        Schema(
-            (0, 0),
-            0,
-            (
-                Field("memberEpoch", "int32"),
-                Field("previousMemberEpoch", "int32"),
-                Field("state", "int8"),
-                Field("assignedPartitions", "[]struct", fields=_TOPIC_PARTITIONS),
-                Field("partitionsPendingRevocation", "[]struct", fields=_TOPIC_PARTITIONS),
-            ),
-        ),
-    ),
+    8: (_schema(8, 8, _NEVER, _MEMBER_KEY), _CURRENT_ASSIGNMENT),
 }
-TRANSACTION_KEY: Final = Schema((0, 0), _NEVER, (Field("transactionalId", "string"),))
-TRANSACTION_VALUE: Final = Schema(
-    (0, 1),
-    1,
-    (
-        Field("producerId", "int64"),
-        Field("producerEpoch", "int16"),
-        Field("transactionTimeoutMs", "int32"),
-        Field("transactionStatus", "int8"),
-        Field(
-            "transactionPartitions",
-            "[]struct",
-            fields=(Field("topic", "string"), Field("partitionIds", "[]int32")),
-        ),
-        Field("transactionLastUpdateTimestampMs", "int64"),
-        Field("transactionStartTimestampMs", "int64"),
-    ),
+TRANSACTION_KEY: Final = _schema(0, 0, _NEVER, "transactionalId string")
+TRANSACTION_VALUE: Final = _schema(
+    0, 1, 1,
+    "producerId int64, producerEpoch int16, transactionTimeoutMs int32, transactionStatus int8, "
+    "transactionPartitions []struct, transactionLastUpdateTimestampMs int64, transactionStartTimestampMs int64",
+    transactionPartitions=_fields("topic string, partitionIds []int32"),
+)  # fmt: skip
+_VOTERS = _fields(
+    "voterId int32, voterDirectoryId uuid, endpoints []struct, kRaftVersionFeature struct",
+    endpoints=_fields("name string, host string, port uint16"),
+    kRaftVersionFeature=_fields("minSupportedVersion int16, maxSupportedVersion int16"),
 )
-_VOTER = (
-    Field("voterId", "int32"),
-    Field("voterDirectoryId", "uuid"),
-    Field(
-        "endpoints",
-        "[]struct",
-        fields=(Field("name", "string"), Field("host", "string"), Field("port", "uint16")),
-    ),
-    Field(
-        "kRaftVersionFeature",
-        "struct",
-        fields=(Field("minSupportedVersion", "int16"), Field("maxSupportedVersion", "int16")),
-    ),
-)
-_VERSION = Field("version", "int16")
 CONTROL_RECORDS: Final[dict[int, tuple[str, Schema]]] = {
-    3: ("SnapshotHeader", Schema((0, 0), 0, (_VERSION, Field("lastContainedLogTimestamp", "int64")))),
-    4: ("SnapshotFooter", Schema((0, 0), 0, (_VERSION,))),
-    5: ("KRaftVersion", Schema((0, 0), 0, (_VERSION, Field("kRaftVersion", "int16")))),
-    6: ("KRaftVoters", Schema((0, 0), 0, (_VERSION, Field("voters", "[]struct", fields=_VOTER)))),
+    3: ("SnapshotHeader", _schema(0, 0, 0, "version int16, lastContainedLogTimestamp int64")),
+    4: ("SnapshotFooter", _schema(0, 0, 0, "version int16")),
+    5: ("KRaftVersion", _schema(0, 0, 0, "version int16, kRaftVersion int16")),
+    6: ("KRaftVoters", _schema(0, 0, 0, "version int16, voters []struct", voters=_VOTERS)),
 }
 
 
@@ -410,8 +344,6 @@ def parse_offsets_record(
 
 def _open_members(members: list[dict[str, Any]]) -> None:
     """Decode consumers' subscription and assignment, which are messages; if that fails, keep the bytes."""
-    import base64
-
     for member in members:
         for name, schema in (("subscription", CONSUMER_SUBSCRIPTION), ("assignment", CONSUMER_ASSIGNMENT)):
             try:

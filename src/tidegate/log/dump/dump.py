@@ -1,20 +1,12 @@
 """Print log files line for line as Kafka 3.9's `DumpLogSegments` does, or as JSON lines.
 
-`dump` writes one file after the other to stdout, and the mismatches to stderr at the end. `text` and
-`json` format the lines. Dumped files and their folders are not changed.
+`dump` writes one file after the other to stdout, and the mismatches to stderr at the end; `text` and `json`
+format the lines. Where the Java tool stops with an exception, the lines up to that point are the same; the fault is
+then reported on stderr and the remaining files are still dumped.
 
-Where the Java tool stops with an exception (a corrupt index, records that do not parse, a tail of zeros), the
-lines up to that point are the same; the fault is then reported on stderr and the remaining files are still
-dumped.
-
-A `.log` (or KRaft `.checkpoint`) file is read batch by batch in bounded memory. A whole window is decoded at
-once; if that fails, its batches are decoded one by one, so that everything before the malformed record is
-printed.
-
-Each entry of an `.index`, `.timeindex` or `.txnindex` is compared with its log, as the Java tool does: the
-batch an offset index entry points at must end with that offset; the batch a time index entry names must hold
-that timestamp. An entry after the first whose offset is the base offset marks the unused, zero tail of an
-index that was never trimmed: the dump stops there.
+A `.log` (or KRaft `.checkpoint`) file is decoded a window at a time, and batch by batch where that fails. Each entry
+of an index is compared with its log. An entry after the first whose offset is the base offset marks the unused,
+zero tail of an index that was never trimmed: the dump stops there.
 
 Thread rule: one dump, one thread.
 """
@@ -63,8 +55,6 @@ if TYPE_CHECKING:
     from tidegate.log.dump.json import JsonSink
     from tidegate.log.dump.text import TextSink
 
-
-# -- indexes ---------------------------------------------------------------------------------------
 
 CHUNK_ENTRIES = 4096
 _SEARCH_BYTES = 64 * 1024
@@ -224,8 +214,6 @@ def _require(there: bool, target: Target, path: Path) -> None:
         raise InvalidError(f"{target.shown} does not exist; check the path")
     raise InvalidError(f"{target.shown} is compared with {path.name}, which is not beside it; copy it there")
 
-
-# -- log -------------------------------------------------------------------------------------------
 
 _CONTROL_KEY = Struct(">hh")
 
@@ -388,8 +376,6 @@ def read_control_record(key: bytes | None, value: bytes | None) -> Control:
         return Control(record.kind.name, type_id, message=(name, read_versionless(value or b"", schema, 0)))
     return Control(record.kind.name, type_id)
 
-
-# -- dump ------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Sink: TypeAlias = TextSink | JsonSink

@@ -13,7 +13,6 @@ Bytes that are UTF-8 are strings, others `{"base64": …}`. Field names are stab
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,6 +21,7 @@ from tidegate.errors import CorruptError
 from tidegate.log.dump.dump import Control, DumpOptions, Findings, Target
 from tidegate.log.dump.records import BatchRun, OddBatch, RecordColumns
 from tidegate.log.format.batch import CODEC_MASK, CONTROL_BIT, DELETE_HORIZON_BIT, TRANSACTIONAL_BIT, Codec
+from tidegate.log.format.json_records import text_or_base64
 
 if TYPE_CHECKING:
     from numpy import bool_
@@ -286,12 +286,7 @@ def _producer(entry: ProducerEntry) -> dict[str, Any]:
 
 
 def _text(value: bytes | None) -> Any:
-    if value is None:
-        return None
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode("ascii")}
+    return None if value is None else text_or_base64(value)
 
 
 def _json_text(value: bytes | None) -> str:

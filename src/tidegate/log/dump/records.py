@@ -23,9 +23,10 @@ larger.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
     from tidegate.log.format.decode import BatchTable
 
-
-# -- batches ---------------------------------------------------------------------------------------
 
 WINDOW_BYTES: Final = 4 << 20
 UP_TO_MAGIC: Final = 17
@@ -253,17 +252,11 @@ def inner_records(message: LegacyRecord, *, path: Path, position: int) -> list[L
     shift = message.offset - inner[-1].offset if message.magic == 1 else 0
     appended = message.timestamp_label == "LogAppendTime"
     return [
-        LegacyRecord(
+        replace(
+            record,
             offset=record.offset + shift,
-            size=record.size,
-            magic=record.magic,
-            codec=record.codec,
-            crc=record.crc,
-            is_valid=record.is_valid,
             timestamp=message.timestamp if appended else record.timestamp,
             timestamp_label=message.timestamp_label,
-            key=record.key,
-            value=record.value,
         )
         for record in inner
     ]
@@ -458,6 +451,4 @@ def java_text(value: bytes | None) -> str | None:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
-        import re
-
         return re.sub(rb"\xed[\xa0-\xbf][\x80-\xbf]?", b"\xef\xbf\xbd", value).decode("utf-8", "replace")

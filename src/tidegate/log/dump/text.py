@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from tidegate.log.producer_state import ProducerEntry
 
 
-# -- lines -----------------------------------------------------------------------------------------
-
-
 def record_lines(
     run: BatchRun,
     records: RecordColumns,
@@ -165,8 +162,6 @@ def _labels(run: BatchRun, records: RecordColumns) -> Any:
     return pc.if_else(pa.array(np.repeat(appended, counts)), _word("LogAppendTime"), _word("CreateTime"))
 
 
-# -- text ------------------------------------------------------------------------------------------
-
 _WORD = ("false", "true")
 
 
@@ -278,7 +273,7 @@ class TextSink:
                 else parser(record.offset, record.key, record.value)
             )
         if self._options.skip_record_metadata:
-            return _bare(*pair)
+            return _tail(*pair, lead="|")
         sizes = (
             -1 if record.key is None else len(record.key),
             -1 if record.value is None else len(record.value),
@@ -390,13 +385,8 @@ def _last_sequence(header: BatchHeader) -> int:
     return last - 2**31 if last > MAX_SEQUENCE else last
 
 
-def _tail(key: str | None, payload: str | None) -> str:
-    shown_key = "" if key is None else f" key: {key}"
-    return shown_key if payload is None else f"{shown_key} payload: {payload}"
-
-
-def _bare(key: str | None, payload: str | None) -> str:
-    shown_key = "" if key is None else f"| key: {key}"
+def _tail(key: str | None, payload: str | None, lead: str = "") -> str:
+    shown_key = "" if key is None else f"{lead} key: {key}"
     return shown_key if payload is None else f"{shown_key} payload: {payload}"
 
 

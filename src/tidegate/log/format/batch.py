@@ -120,7 +120,7 @@ class BatchHeader(NamedTuple):
         file_position: int = 0,
     ) -> BatchHeader:
         """Parse the header at `position`. Raises `CorruptError` for fewer than 61 bytes, an impossibly small
-        length, or another magic; `check_batch` checks that the body is complete and sound.
+        length, or another magic; the body is not looked at.
 
         `newer_magic` reads a magic above 2 as 2, as a broker does (the CRC does not cover that byte).
         """
@@ -203,20 +203,6 @@ def batch_crc(buffer: Buffer, position: int, size: int) -> int:
         return int(crc32c(readable[position + ATTRIBUTES_POSITION : position + size]))
 
 
-def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Return the header of the batch at `position` after checking its length, magic and CRC."""
-    header = BatchHeader.parse(buffer, position)
-    there = len(buffer) - position
-    if header.size > there:
-        what = f"says it has {header.size} bytes but only {there} are there"
-        raise corrupt_batch(what, None, position, header.base_offset)
-    crc = batch_crc(buffer, position, header.size)
-    if crc != header.crc:
-        what = f"has stored CRC {header.crc} but its bytes give {crc}"
-        raise corrupt_batch(what, None, position, header.base_offset)
-    return header
-
-
 def iter_headers(buffer: Buffer, start: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """Yield position and header of each whole batch from `start` on; ends before a partial one without an error.
 
@@ -276,12 +262,17 @@ def stamp(
 
 
 def corrupt_batch(
-    what: str, path: Path | str | None, position: int, offset: int | None = None
+    what: str,
+    path: Path | str | None,
+    position: int,
+    offset: int | None = None,
+    kafka_name: str = "CORRUPT_MESSAGE",
 ) -> CorruptError:
     """Return the error about the batch at `position`; `what` is the predicate of the sentence."""
     place = f"position {position}" + (f" of {path}" if path is not None else "")
     named = "" if offset is None else f" (base offset {offset})"
-    return CorruptError(f"the batch at {place}{named} {what}", path=path, position=position, offset=offset)
+    message = f"the batch at {place}{named} {what}"
+    return CorruptError(message, path=path, position=position, offset=offset, kafka_name=kafka_name)
 
 
 # --- single records

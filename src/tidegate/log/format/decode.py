@@ -63,13 +63,12 @@ from tidegate.log.format.batch import (
     Codec,
     ControlType,
     RecordFacts,
+    corrupt_batch,
     read_control,
     read_record,
 )
 from tidegate.log.format.compression import Unpacker
 from tidegate.log.format.record_builder import RecordBuilder
-
-# --- headers of many batches
 
 ByteArray: TypeAlias = NDArray[np.uint8]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -237,16 +236,7 @@ class Place:
         self, what: str, position: int, offset: int | None = None, *, kafka_name: str = "CORRUPT_MESSAGE"
     ) -> CorruptError:
         """Return the error about the batch at `position` of the buffer; `what` continues the sentence."""
-        where = self.file_position + position
-        of = "" if self.path is None else f" of {self.path}"
-        named = "" if offset is None else f" (base offset {offset})"
-        return CorruptError(
-            f"the batch at position {where}{of}{named} {what}",
-            path=self.path,
-            position=where,
-            offset=offset,
-            kafka_name=kafka_name,
-        )
+        return corrupt_batch(what, self.path, self.file_position + position, offset, kafka_name)
 
 
 @dataclass(frozen=True, slots=True)

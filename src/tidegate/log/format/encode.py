@@ -54,8 +54,6 @@ from tidegate.log.format.batch import (
 from tidegate.log.format.compression import compress
 from tidegate.log.format.records import RecordColumns, RecordTable, coerce, pieces
 
-# --- Arrow buffers
-
 
 def _fixed(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
@@ -122,8 +120,6 @@ def _view(
     array = np.frombuffer(buffer, dtype)
     return _fixed(array[start:] if length is None else array[start : start + length])
 
-
-# --- batches
 
 LARGEST_BODY: Final = 2**31 - 1 - HEADER_SIZE
 UNBOUNDED: Final = 2**62

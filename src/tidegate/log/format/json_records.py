@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -38,6 +40,7 @@ from tidegate.log.format.records import HEADERS_TYPE
 MAX_LINE_BYTES = 1 << 20
 MAX_DEPTH = 64
 _NULL = Raw(b"null")
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _EXAMPLE = '{"key": "k", "value": "v", "timestamp": 1767225600000, "partition": 0, "headers": {"h": "x"}}'
 INPUT_SCHEMA = pa.schema(
     [
@@ -210,24 +213,8 @@ def _base64_of(text: bytes) -> bytes | None:
 
 def _depth(text: bytes) -> int:
     """Return the deepest nesting; brackets inside strings are not counted."""
-    deepest = depth = 0
-    in_string = escaped = False
-    for byte in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"}]":
-            depth -= 1
-    return deepest
+    brackets = _STRINGS.sub(b"", text)
+    return max(accumulate((byte in b"{[") - (byte in b"}]") for byte in brackets))
 
 
 def _timestamp(said: int | str | None) -> int | None:
@@ -268,11 +255,12 @@ def _texts(column: pa.Array) -> list[Any]:
     try:
         texts: list[Any] = column.cast(pa.string()).to_pylist()
     except pa.ArrowInvalid:
-        texts = [None if value is None else _text_or_base64(value) for value in column.to_pylist()]
+        texts = [None if value is None else text_or_base64(value) for value in column.to_pylist()]
     return texts
 
 
-def _text_or_base64(value: bytes) -> Any:
+def text_or_base64(value: bytes) -> Any:
+    """Return a string where the bytes are UTF-8, else `{"base64": …}`."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
@@ -280,7 +268,7 @@ def _text_or_base64(value: bytes) -> Any:
 
 
 def _plain_key(key: Any) -> Any:
-    return _text_or_base64(key) if isinstance(key, bytes) else key
+    return text_or_base64(key) if isinstance(key, bytes) else key
 
 
 def _header_objects(column: pa.ListArray) -> list[Any]:
@@ -289,7 +277,7 @@ def _header_objects(column: pa.ListArray) -> list[Any]:
     shown: list[Any] = []
     for pairs in column.to_pylist():
         texts = [
-            (pair["key"], None if pair["value"] is None else _text_or_base64(pair["value"]))
+            (pair["key"], None if pair["value"] is None else text_or_base64(pair["value"]))
             for pair in pairs or ()
         ]
         named = dict(texts)

@@ -11,12 +11,14 @@ Thread rule: values and pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
 
@@ -60,21 +62,19 @@ class RecordColumns:
 
     def slice(self, start: int, length: int | None = None) -> RecordColumns:
         """Return rows `start` to `start + length`, without copying."""
-        return RecordColumns(
-            self.key.slice(start, length),
-            self.value.slice(start, length),
-            self.timestamp.slice(start, length),
-            None if self.headers is None else self.headers.slice(start, length),
-        )
+        return self._each(lambda column: column.slice(start, length))
 
     def filter(self, mask: pa.BooleanArray) -> RecordColumns:
         """Return the rows where `mask` is true."""
-        return RecordColumns(
-            self.key.filter(mask),
-            self.value.filter(mask),
-            self.timestamp.filter(mask),
-            None if self.headers is None else self.headers.filter(mask),
-        )
+        return self._each(lambda column: column.filter(mask))
+
+    def take(self, rows: pa.Array) -> RecordColumns:
+        """Return these rows, in this order."""
+        return self._each(lambda column: column.take(rows))
+
+    def _each(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:
+        headers = None if self.headers is None else change(self.headers)
+        return RecordColumns(change(self.key), change(self.value), change(self.timestamp), headers)
 
 
 def coerce(source: RecordTable) -> RecordColumns:
@@ -94,6 +94,15 @@ def coerce(source: RecordTable) -> RecordColumns:
         timestamp=_timestamps(source, rows),
         headers=None if headers is None else _headers(headers),
     )
+
+
+def binary_buffers(column: pa.BinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Return the data bytes and the n + 1 offsets of a binary column, without a copy."""
+    _, offsets, data = column.buffers()
+    if offsets is None or len(column) == 0:
+        return np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int32)
+    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(data if data is not None else b"", np.uint8), bounds
 
 
 def pieces(source: RecordTable) -> Iterator[RecordColumns]:

@@ -307,8 +307,6 @@ class KafkaLog:
         """
         self._held = None
 
-    # -- internals -------------------------------------------------------------------------------
-
     @property
     def _admin(self) -> Any:
         held = self._held

@@ -43,7 +43,7 @@ from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA
 from tidegate.log.kafka.client import ClientError, Library, admin_client, library, load_client, translated
 from tidegate.log.kafka.log import Offsets
 from tidegate.log.log import data_records
-from tidegate.log.reader import Position, PositionKind, StartLike, parse_positions
+from tidegate.log.reader import Position, PositionKind, StartLike, parse_positions, resolve
 
 Rows = npt.NDArray[Any]
 MOST_BYTES: Final = (1 << 31) - 1  # of a column: Arrow's offsets have 31 bits
@@ -354,8 +354,6 @@ class KafkaReader:
     def close(self) -> None:
         self._consumer.close()
 
-    # -- internals -------------------------------------------------------------------------------
-
     def _assign(self) -> None:
         """Assign every partition from its current position (R3)."""
         self._consumer.assign({number: track.fetched for number, track in self._tracks.items()})
@@ -445,20 +443,12 @@ class KafkaReader:
             for number, position in positions.items()
             if position.kind is PositionKind.TIME
         }
-        at_times = self._offsets.at(times) if times else {}
-        resolved: dict[int, int] = {}
-        for number, (kind, value) in positions.items():
-            if kind is PositionKind.OFFSET:
-                resolved[number] = value
-            elif kind is PositionKind.EARLIEST:
-                resolved[number] = firsts[number]
-            elif kind is PositionKind.BEFORE_END:
-                resolved[number] = max(ends[number] - value, firsts[number])
-            elif kind is PositionKind.TIME and at_times[number] >= 0:
-                resolved[number] = at_times[number]
-            else:
-                resolved[number] = ends[number]
-        return resolved
+        found = self._offsets.at(times) if times else {}
+        at_times = {number: offset for number, offset in found.items() if offset >= 0}
+        return {
+            number: resolve(position, firsts[number], ends[number], at_times.get(number))
+            for number, position in positions.items()
+        }
 
 
 def _of_range(records: int) -> dict[str, int]:

@@ -24,18 +24,13 @@ from tidegate.log.lifetime.lifetime import (
     PartitionFacts,
     SegmentFacts,
     Workload,
+    capacity_of,
     check_interval_ms,
 )
 from tidegate.log.locks import owner_status
 from tidegate.log.partition_reader import PartitionView
-from tidegate.log.segment import LogSegment
-from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
+from tidegate.log.segment import LogSegment, read_only_segment
 from tidegate.log.topic_config import BrokerConfig, Source, TopicConfig
-from tidegate.randomness import SeededRandomness
-
-# -- facts -----------------------------------------------------------------------------------------
-
-_UNUSED_CHANCE = SeededRandomness(0)
 
 
 def attending_interval_ms(
@@ -72,18 +67,7 @@ def partition_facts(
     """Return the facts of the partition as it is now."""
     bounds = view.bounds()
     bases = [base for base, _ in view.segment_sizes()]
-    segments = [
-        LogSegment(
-            view.folder,
-            base,
-            config,
-            files=files,
-            clock=clock,
-            randomness=_UNUSED_CHANCE,
-            read_only=True,
-        )
-        for base in bases
-    ]
+    segments = [read_only_segment(view.folder, base, config, files=files, clock=clock) for base in bases]
     facts: list[SegmentFacts] = []
     log_end = bounds.high_watermark
     for number, segment in enumerate(segments):
@@ -282,18 +266,9 @@ def _roll_traps(config: TopicConfig, workload: Workload | None) -> Iterator[Trap
 
 def _fill_ms(config: TopicConfig, workload: Workload) -> int:
     """Return how long the workload takes to fill a log segment."""
-    return (_capacity(config, workload.record_bytes, workload.interval_ms).records - 1) * workload.interval_ms
-
-
-def _capacity(config: TopicConfig, record_bytes: int, interval_ms: int) -> SegmentCapacity:
-    return records_per_segment(
-        record_bytes=record_bytes,
-        interval_ms=interval_ms,
-        segment_bytes=max(config.segment_bytes, record_bytes),
-        index_interval_bytes=config.index_interval_bytes,
-        segment_index_bytes=config.segment_index_bytes,
-        segment_ms=config.max_segment_ms,
-    )
+    return (
+        capacity_of(config, workload.record_bytes, workload.interval_ms).records - 1
+    ) * workload.interval_ms
 
 
 def _index_traps(config: TopicConfig, workload: Workload | None) -> Iterator[Trap]:
@@ -315,7 +290,7 @@ def _index_traps(config: TopicConfig, workload: Workload | None) -> Iterator[Tra
     size = workload.record_bytes if workload is not None else _SMALLEST_BATCH
     if size > config.segment_bytes:
         return
-    capacity = _capacity(config, size, workload.interval_ms if workload is not None else 1)
+    capacity = capacity_of(config, size, workload.interval_ms if workload is not None else 1)
     by_size, by_time_index = capacity.terms["size"], capacity.terms["time_index_full"]
     if by_time_index < by_size:
         per_entry = config.index_interval_bytes // size + 1

@@ -1,24 +1,18 @@
-"""Forecast when records and log segments of a partition disappear.
+"""Forecast when records and log segments of a partition disappear. Pure functions; times are epoch milliseconds.
 
-Two forecasts: `workload_lifetime` for a steady workload that need not exist yet, from a topic's settings and an append
-rhythm, and `forecast` for the log segments of an existing partition, from the facts that `facts` reads.
-Reads no file and removes nothing.
+`workload_lifetime` is for a steady workload that need not exist yet, `forecast` for the log segments of an existing
+partition, from the facts that `facts` reads. For record i (from 0) of a log segment that holds N records, one every
+p, with R = `retention.ms`, C = the interval of retention checks and D = `file.delete.delay.ms`:
 
-For record i (from 0) of a log segment that holds N records, one every p, with R = `retention.ms`,
-C = the interval of retention checks and D = `file.delete.delay.ms`, timestamps being append times:
-
-    readable for  (N-1-i)·p + R + d,  0 < d ≤ C       d: until the first check strictly after expiry
-    on disk for   D longer
-
+    readable for       (N-1-i)·p + R + d,  0 < d ≤ C       d: until the first check strictly after expiry
     guaranteed         R                    the last record of a segment, checked at once
     oldest at expiry   (N-1)·p + R          the first record, when its segment expires
     readable at most   (N-1)·p + R + C      the first record, checked as late as possible
     on disk at most    (N-1)·p + R + C + D
 
-`retention.bytes` = B is treated the same way, with J·p in place of R and J = ceil(B / record size): a segment
-expires once J later records exist. The rule that applies first decides. A producer slower than R + C has every
-record collected before the next one arrives, so its segments never fill (with B = 0 they never do). Between R
-and R + C the bounds hold but need not be reached.
+`retention.bytes` = B is treated the same way, with J·p in place of R and J = ceil(B / record size). The rule that
+applies first decides. A producer slower than R + C has every record collected before the next one arrives, so its
+segments never fill (with B = 0 they never do).
 
 For existing segments, a retention pass walks from the oldest segment and stops at the first unexpired one, so
 
@@ -28,8 +22,6 @@ For existing segments, a retention pass walks from the oldest segment and stops 
     E3  the active segment counts too, but while records keep arriving its newest timestamp moves: its latest
         moment follows from `segment.ms`, after which the next record opens another segment;
     E4  removal follows 1 ms to one check interval after expiry, and never when no process runs the checks.
-
-Times are epoch milliseconds. Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -43,8 +35,6 @@ from tidegate.durations import format_duration, format_moment, format_size
 from tidegate.errors import InvalidError
 from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
 from tidegate.log.topic_config import BrokerConfig, TopicConfig
-
-# -- lifetime --------------------------------------------------------------------------------------
 
 
 class Rule(Enum):
@@ -144,6 +134,18 @@ def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
     return broker.log_cleaner_backoff_ms if broker.log_cleaner_enable else None
 
 
+def capacity_of(config: TopicConfig, record_bytes: int, interval_ms: int) -> SegmentCapacity:
+    """Return how many such records a log segment of the topic holds."""
+    return records_per_segment(
+        record_bytes=record_bytes,
+        interval_ms=interval_ms,
+        segment_bytes=max(config.segment_bytes, record_bytes),
+        index_interval_bytes=config.index_interval_bytes,
+        segment_index_bytes=config.segment_index_bytes,
+        segment_ms=config.max_segment_ms,
+    )
+
+
 def workload_lifetime(
     workload: Workload, config: TopicConfig, broker: BrokerConfig, *, attended: bool = True
 ) -> WorkloadLifetime:
@@ -154,14 +156,7 @@ def workload_lifetime(
             f"{config.segment_bytes}, every append would be refused; raise segment.bytes",
             kafka_name="RECORD_LIST_TOO_LARGE",
         )
-    capacity = records_per_segment(
-        record_bytes=workload.record_bytes,
-        interval_ms=workload.interval_ms,
-        segment_bytes=config.segment_bytes,
-        index_interval_bytes=config.index_interval_bytes,
-        segment_index_bytes=config.segment_index_bytes,
-        segment_ms=config.max_segment_ms,
-    )
+    capacity = capacity_of(config, workload.record_bytes, workload.interval_ms)
     interval = check_interval_ms(config, broker) if attended else None
     limit = _deciding_limit(workload, config)
     fill = (capacity.records - 1) * workload.interval_ms
@@ -214,9 +209,7 @@ def _guaranteed(limit: tuple[int, Rule, str] | None, config: TopicConfig) -> Bou
         return Bound(config.min_compaction_lag_ms, Rule.COMPACTION, because)
     if limit is None:
         return Bound(None, Rule.UNLIMITED, "neither retention.ms nor retention.bytes sets a limit")
-    if limit[1] is Rule.SIZE:
-        return Bound(limit[0], Rule.SIZE, f"{limit[2]}; the last record of a log segment has no more")
-    return Bound(limit[0], Rule.TIME, f"{limit[2]}; the last record of a log segment has no more")
+    return Bound(limit[0], limit[1], f"{limit[2]}; the last record of a log segment has no more")
 
 
 def _uncleaned(limit: tuple[int, Rule, str] | None) -> Bound:
@@ -350,18 +343,9 @@ class SegmentLifetime:
     change: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self.segment) | {
-            "rule": self.rule.value,
-            "due_ms": self.due_ms,
-            "gone_earliest_ms": self.gone_earliest_ms,
-            "gone_latest_ms": self.gone_latest_ms,
-            "disk_earliest_ms": self.disk_earliest_ms,
-            "disk_latest_ms": self.disk_latest_ms,
-            "headroom_bytes": self.headroom_bytes,
-            "blocked_by": self.blocked_by,
-            "because": self.because,
-            "change": self.change,
-        }
+        facts = asdict(self)
+        segment: dict[str, Any] = facts.pop("segment")
+        return segment | facts | {"rule": self.rule.value}
 
 
 @dataclass(frozen=True, slots=True)

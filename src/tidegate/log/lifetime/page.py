@@ -15,8 +15,6 @@ from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.log.lifetime.timeline import PHASE_TEXTS, PHASES, Bar, Timeline, mark_levels, ticks
 
-# -- page ------------------------------------------------------------------------------------------
-
 _WIDTH = 1080
 _LEFT = 190
 _ROW = 52

@@ -1,29 +1,5 @@
 """Kinds of audit findings with their severities, and a bounded collection of findings.
 
-| kind | severity | means |
-|---|---|---|
-| corrupt | fault | bytes that are not a sound batch: CRC, length, magic, records that do not parse |
-| offset | fault | offsets decrease, overlap or lie outside their log segment |
-| missing | fault | a producer's sequence has a gap: records were lost before or after they were stored |
-| order | fault | a producer's records are stored in another order than they were sent |
-| epoch | fault | a batch of an older producer epoch after a newer one |
-| index | fault | an index gives readers wrong positions |
-| snapshot | fault | producer state that is damaged or contradicts the log |
-| seal | fault | a sealed file changed afterwards |
-| unregistered | fault | integrity metadata: a producer whose first records are missing |
-| after-end | fault | integrity metadata: a record after the end of its producer's chain |
-| unsupported | fault | integrity metadata that cannot be read: damaged, or of another release |
-| offset-gap | fault or warning | offsets are skipped; a warning where compaction cannot be ruled out |
-| checkpoint | warning | a checkpoint file that does not parse or contradicts the log |
-| leader-epoch | warning | a batch's leader epoch is not the checkpoint's (its bytes are outside the CRC) |
-| tail | warning or notice | the log ends in part of a batch, as after a crash; a notice where it is zeros |
-| suspect | warning | a gap that compaction may explain, but before a record that it has not reached |
-| duplicate | notice | records that were written twice, with the cause |
-| tolerated | notice | integrity metadata: a gap that compaction explains; `--fail-on` can name it |
-| head | notice | a producer's first records aged out before the log's first offset |
-| restart | notice | a producer began at sequence 0 again within an epoch |
-| open-transaction | notice | a transaction without an end |
-
 Only faults make a run fail, unless `--fail-on` names other kinds.
 """
 
@@ -40,29 +16,31 @@ from tidegate.errors import InvalidError
 
 MAX_KEPT_PER_KIND: Final = 100
 
-KINDS: Final = (
-    "corrupt",
-    "offset",
-    "missing",
-    "order",
-    "epoch",
-    "index",
-    "snapshot",
-    "seal",
-    "unregistered",
-    "after-end",
-    "unsupported",
-    "offset-gap",
-    "checkpoint",
-    "leader-epoch",
-    "tail",
-    "suspect",
-    "duplicate",
-    "tolerated",
-    "head",
-    "restart",
-    "open-transaction",
-)
+KINDS: Final = {
+    "corrupt": "fault: bytes that are not a sound batch: CRC, length, magic, records that do not parse",
+    "offset": "fault: offsets decrease, overlap or lie outside their log segment",
+    "missing": "fault: a producer's sequence has a gap: records were lost before or after they were stored",
+    "order": "fault: a producer's records are stored in another order than they were sent",
+    "epoch": "fault: a batch of an older producer epoch after a newer one",
+    "index": "fault: an index gives readers wrong positions",
+    "snapshot": "fault: producer state that is damaged or contradicts the log",
+    "seal": "fault: a sealed file changed afterwards",
+    "unregistered": "fault: integrity metadata: a producer whose first records are missing",
+    "after-end": "fault: integrity metadata: a record after the end of its producer's chain",
+    "unsupported": "fault: integrity metadata that cannot be read: damaged, or of another release",
+    "offset-gap": "fault or warning: offsets are skipped; a warning where compaction cannot be ruled out",
+    "checkpoint": "warning: a checkpoint file that does not parse or contradicts the log",
+    "leader-epoch": "warning: a batch's leader epoch is not the checkpoint's (its bytes are outside the CRC)",
+    "tail": "warning or notice: the log ends in part of a batch, as after a crash; a notice where it is zeros",
+    "suspect": "warning: a gap that compaction may explain, but before a record that it has not reached",
+    "duplicate": "notice: records that were written twice, with the cause",
+    "tolerated": "notice: integrity metadata: a gap that compaction explains; `--fail-on` can name it",
+    "head": "notice: a producer's first records aged out before the log's first offset",
+    "restart": "notice: a producer began at sequence 0 again within an epoch",
+    "open-transaction": "notice: a transaction without an end",
+}
+"""Kind of finding → its severity and what it means."""
+
 _ALIASES: Final = {
     "gap": ("missing", "offset-gap"),
     "crc": ("corrupt",),

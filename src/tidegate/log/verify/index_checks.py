@@ -20,17 +20,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.files import Files
+from tidegate.log.format.batch import LENGTH_OVERHEAD
 from tidegate.log.format.partition_files import LOG, SWAP, offset_file
 from tidegate.log.verify.findings import Findings, Severity
 
 if TYPE_CHECKING:
-    from tidegate.log.format.decode import BatchTable
     from tidegate.log.verify.scan import CheckedRun
 
 
@@ -95,56 +95,47 @@ class ProducerTrack:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchColumns:
-    """The header fields that the check needs, for chosen rows of a table."""
+class BatchRows:
+    """Chosen rows of a table, and which of them have a sequence number that counts."""
 
-    epoch: NDArray[np.int64]
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    last_offset: NDArray[np.int64]
-    position: NDArray[np.int64]
-    size: NDArray[np.int64]
-    count: NDArray[np.int64]
-    base_timestamp: NDArray[np.int64]
-    max_timestamp: NDArray[np.int64]
+    rows: NDArray[Any]
     numbered: NDArray[np.bool_]
 
-    @classmethod
-    def of(cls, table: BatchTable, rows: NDArray[np.int64], numbered: NDArray[np.bool_]) -> BatchColumns:
-        first = table.base_sequence[rows].astype(np.int64)
-        return cls(
-            table.producer_epoch[rows].astype(np.int64),
-            first,
-            (first + table.last_offset_delta[rows]) % MODULO,
-            table.base_offset[rows],
-            table.last_offset[rows],
-            table.position[rows],
-            table.size[rows],
-            table.count[rows].astype(np.int64),
-            table.base_timestamp[rows],
-            table.max_timestamp[rows],
-            numbered[rows],
-        )
+    @property
+    def epoch(self) -> NDArray[np.int16]:
+        epoch: NDArray[np.int16] = self.rows["producer_epoch"]
+        return epoch
 
-    def where(self, chosen: NDArray[np.bool_] | slice) -> BatchColumns:
-        return BatchColumns(*(getattr(self, name)[chosen] for name in self.__slots__))
+    @property
+    def first(self) -> NDArray[np.int64]:
+        first: NDArray[np.int64] = self.rows["base_sequence"].astype(np.int64)
+        return first
+
+    @property
+    def last(self) -> NDArray[np.int64]:
+        last: NDArray[np.int64] = (self.first + self.rows["last_offset_delta"]) % MODULO
+        return last
+
+    def where(self, chosen: NDArray[np.bool_] | slice) -> BatchRows:
+        return BatchRows(self.rows[chosen], self.numbered[chosen])
 
     def __len__(self) -> int:
-        return len(self.epoch)
+        return len(self.rows)
 
     def sent(self, row: int, run: CheckedRun, path: Path) -> Sent:
+        header = self.rows[row]
+        first, base, delta = (int(header[n]) for n in ("base_sequence", "base_offset", "last_offset_delta"))
         return Sent(
-            int(self.first[row]),
-            int(self.last[row]),
-            int(self.offset[row]),
-            int(self.last_offset[row]),
+            first,
+            (first + delta) % MODULO,
+            base,
+            base + delta,
             path,
-            run.position + int(self.position[row]),
-            int(self.size[row]),
-            int(self.count[row]),
-            int(self.base_timestamp[row]),
-            int(self.max_timestamp[row]),
+            run.position + int(header["position"]),
+            int(header["length"]) + LENGTH_OVERHEAD,
+            int(header["count"]),
+            int(header["base_timestamp"]),
+            int(header["max_timestamp"]),
         )
 
 
@@ -223,41 +214,35 @@ class IndexCheck:
     # -- checks of the files ---------------------------------------------------------------------
 
     def _load(self, path: Path, entry: np.dtype[np.void], files: Files) -> NDArray[np.void]:
-        empty = np.empty(0, dtype=entry)
         if not files.exists(path):
-            self._findings.add(
-                "index",
-                path,
-                f"{path.name} is missing",
-                "open the log for writing once: it is rebuilt",
-                severity=Severity.WARNING,
-                offset=self._base,
-            )
-            return empty
+            remedy = "open the log for writing once: it is rebuilt"
+            self._bad_file(path, f"{path.name} is missing", None, remedy, Severity.WARNING)
+            return np.empty(0, dtype=entry)
         data = files.read(path, limit=_MAX_INDEX_BYTES)
-        if len(data) % entry.itemsize:
-            self._findings.add(
-                "index",
-                path,
-                f"{len(data)} bytes are not a multiple of {entry.itemsize}",
-                _REBUILD,
-                position=len(data) - len(data) % entry.itemsize,
-                offset=self._base,
-            )
-        entries = np.frombuffer(data[: len(data) - len(data) % entry.itemsize], dtype=entry)
-        used = len(data.rstrip(b"\0"))
-        count = -(-used // entry.itemsize)
+        whole = len(data) - len(data) % entry.itemsize
+        if whole < len(data):
+            self._bad_file(path, f"{len(data)} bytes are not a multiple of {entry.itemsize}", whole)
+        entries = np.frombuffer(data[:whole], dtype=entry)
+        count = -(-len(data.rstrip(b"\0")) // entry.itemsize)
         if count < len(entries) and not self._is_last:
-            self._findings.add(
-                "index",
-                path,
-                f"a closed log segment's index ends in {len(entries) - count} zero entries, "
-                f"which a broker takes for entries",
-                _REBUILD,
-                position=count * entry.itemsize,
-                offset=self._base,
+            zeros = len(entries) - count
+            what = (
+                f"a closed log segment's index ends in {zeros} zero entries, which a broker takes for entries"
             )
+            self._bad_file(path, what, count * entry.itemsize)
         return entries[:count]
+
+    def _bad_file(
+        self,
+        path: Path,
+        what: str,
+        position: int | None,
+        remedy: str = _REBUILD,
+        severity: Severity = Severity.FAULT,
+    ) -> None:
+        self._findings.add(
+            "index", path, what, remedy, severity=severity, position=position, offset=self._base
+        )
 
     def _check_order(self) -> None:
         broken = np.flatnonzero((np.diff(self._offsets) <= 0) | (np.diff(self._positions) <= 0))
@@ -314,23 +299,18 @@ class IndexCheck:
         self._max_timestamp = int(running[-1])
 
     def _bad_entry(self, number: int, what: str) -> None:
-        self._findings.add(
-            "index",
-            self._offset_path,
-            f"entry {number} {what}",
-            _REBUILD,
-            severity=self._severity,
-            position=number * _OFFSET_ENTRY.itemsize,
-            offset=int(self._offsets[number]),
-        )
+        self._bad(self._offset_path, number, what, _OFFSET_ENTRY.itemsize, self._offsets)
 
     def _bad_time(self, number: int, what: str) -> None:
+        self._bad(self._time_path, number, what, _TIME_ENTRY.itemsize, self._time_offsets)
+
+    def _bad(self, path: Path, number: int, what: str, entry_size: int, offsets: NDArray[np.int64]) -> None:
         self._findings.add(
             "index",
-            self._time_path,
+            path,
             f"entry {number} {what}",
             _REBUILD,
             severity=self._severity,
-            position=number * _TIME_ENTRY.itemsize,
-            offset=int(self._time_offsets[number]),
+            position=number * entry_size,
+            offset=int(offsets[number]),
         )

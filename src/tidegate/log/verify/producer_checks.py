@@ -1,8 +1,6 @@
 """Check producers' sequences, transactions and snapshots over the batches of one partition, in offset order.
 
-Sequences are checked by column: batches of a window are grouped by producer and compared with their
-predecessor; only groups with a mismatch are examined one by one. The rules for data batches with a producer
-id and a sequence (every epoch counts from 0, wrapping at 2^31):
+The rules for data batches with a producer id and a sequence (every epoch counts from 0, wrapping at 2^31):
 
     next number follows          sound
     higher than expected         missing, unless the numbers turn up later: then order
@@ -12,21 +10,12 @@ id and a sequence (every epoch counts from 0, wrapping at 2^31):
     lower epoch                  epoch
     first batch, not from 0      missing where the log has its beginning, head where it was cut by retention
 
-The same records with the same timestamps under a new epoch or a new producer id are a duplicate too (causes:
-epoch bump, new producer); only the first batches after such a change are compared, with the last ones before
-it.
+The same records with the same timestamps under a new epoch or a new producer id are a duplicate too; only the
+first batches after such a change are compared, with the last ones before it. In a compacted partition, and in
+topics that a broker's coordinators write, only epochs are checked.
 
-Compaction removes batches, so in a compacted partition only epochs are checked. The same applies to the topics
-that a broker's coordinators write: an offset commit within a transaction has its producer's id, but always
-the sequence 0.
-
-`TransactionCheck` compares each log segment's `.txnindex` with the aborts found in the log, and each
-`.snapshot` with the producers as they were at its offset. A transaction that began before the log's first
-offset is known only by its marker, so its first offset is not checked; neither are producers of a snapshot of
-which the log holds no batch.
-
-Memory: about 1.5 KiB per producer, for at most 100,000 of them (beyond that, those idle the longest are
-dropped); one number per open transaction, one entry per aborted one of a log segment.
+Sequences are checked by column; only groups with a mismatch are examined one by one. Memory: about 1.5 KiB per
+producer, for at most 100,000 of them (beyond that, those idle the longest are dropped).
 """
 
 from __future__ import annotations
@@ -46,7 +35,7 @@ from tidegate.log.verify.findings import Findings, Severity
 from tidegate.log.verify.index_checks import (
     CACHED_BATCHES,
     MODULO,
-    BatchColumns,
+    BatchRows,
     Gap,
     ProducerTrack,
     Sent,
@@ -244,39 +233,32 @@ def check_snapshot(
 
     `thinned`: batches are known to be missing from the log, so the snapshot may know more than the log.
     """
-    remedy = "move it away; the state is rebuilt from the log when it is opened for writing"
+
+    def bad(what: str, offset: int, producer: str | None = None, position: int | None = None) -> None:
+        remedy = "move it away; the state is rebuilt from the log when it is opened for writing"
+        findings.add("snapshot", path, what, remedy, position=position, offset=offset, producer=producer)
+
     try:
         entries = read_snapshot(path, files=files)
     except CorruptError as error:
-        findings.add("snapshot", path, str(error), remedy, position=error.position, offset=offset)
+        bad(str(error), offset, position=error.position)
         return
     for entry in entries:
-        name = f"{entry.producer_id}/{entry.epoch}"
-        if entry.last_offset >= offset:
-            findings.add(
-                "snapshot",
-                path,
-                f"its last offset {entry.last_offset} is not before the snapshot's own, {offset}",
-                remedy,
-                offset=entry.last_offset,
-                producer=name,
-            )
+        name, last = f"{entry.producer_id}/{entry.epoch}", entry.last_offset
+        if last >= offset:
+            bad(f"its last offset {last} is not before the snapshot's own, {offset}", last, name)
             continue
         track = tracks.get(entry.producer_id)
         if track is None or not track.recent or not entry.batches or track.epoch != entry.epoch:
             continue
-        if thinned and entry.last_offset > track.last_offset:
+        if thinned and last > track.last_offset:
             continue
-        if (entry.last_offset, entry.last_sequence) != (track.last_offset, track.recent[-1].last):
-            findings.add(
-                "snapshot",
-                path,
-                f"it has number {entry.last_sequence} at offset {entry.last_offset} as the producer's last, "
-                f"the log has {track.recent[-1].last} at {track.last_offset}",
-                remedy,
-                offset=track.last_offset,
-                producer=name,
+        if (last, entry.last_sequence) != (track.last_offset, track.recent[-1].last):
+            what = (
+                f"it has number {entry.last_sequence} at offset {last} as the producer's last, "
+                f"the log has {track.recent[-1].last} at {track.last_offset}"
             )
+            bad(what, track.last_offset, name)
 
 
 COORDINATED_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -330,7 +312,7 @@ class SequenceCheck:
         producers = table.producer_id[rows]
         cuts = np.flatnonzero(producers[1:] != producers[:-1]) + 1
         starts = np.concatenate(([0], cuts, [len(rows)]))
-        columns = BatchColumns.of(table, rows, numbered)
+        columns = BatchRows(table.rows[rows], numbered[rows])
         for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
             self._group(int(producers[low]), columns.where(slice(low, high)), run, path)
         if len(self.tracks) > MAX_TRACKS:
@@ -361,7 +343,7 @@ class SequenceCheck:
 
     # -- one producer in one window --------------------------------------------------------------
 
-    def _group(self, producer_id: int, columns: BatchColumns, run: CheckedRun, path: Path) -> None:
+    def _group(self, producer_id: int, columns: BatchRows, run: CheckedRun, path: Path) -> None:
         track = self.tracks.get(producer_id)
         if track is not None and (columns.epoch == track.epoch).all():
             columns = columns.where(columns.numbered)  # markers of the same epoch change nothing
@@ -375,7 +357,7 @@ class SequenceCheck:
         if track is not None:
             self._remember(track)
 
-    def _leading_sound(self, track: ProducerTrack, columns: BatchColumns) -> int:
+    def _leading_sound(self, track: ProducerTrack, columns: BatchRows) -> int:
         """Return how many batches from the first on continue the producer's numbers in its epoch."""
         previous = np.concatenate(([track.last], columns.last[:-1]))
         follows = columns.numbered & (columns.epoch == track.epoch)
@@ -384,7 +366,7 @@ class SequenceCheck:
         return len(columns) if follows.all() else int(follows.argmin())
 
     def _advance(
-        self, track: ProducerTrack, columns: BatchColumns, count: int, run: CheckedRun, path: Path
+        self, track: ProducerTrack, columns: BatchRows, count: int, run: CheckedRun, path: Path
     ) -> None:
         track.last = int(columns.last[count - 1])
         for row in range(max(0, count - CACHED_BATCHES), count):
@@ -394,7 +376,7 @@ class SequenceCheck:
         self,
         track: ProducerTrack | None,
         producer_id: int,
-        columns: BatchColumns,
+        columns: BatchRows,
         row: int,
         run: CheckedRun,
         path: Path,
@@ -592,7 +574,7 @@ class SequenceCheck:
             & (table.position + run.position < sent.position)
         )
         rows = alike[-CACHED_BATCHES:]
-        columns = BatchColumns.of(table, rows, table.base_sequence >= 0)
+        columns = BatchRows(table.rows[rows], table.base_sequence[rows] >= 0)
         return found + [columns.sent(row, run, sent.path) for row in range(len(rows))]
 
     def _remember(self, track: ProducerTrack) -> None:

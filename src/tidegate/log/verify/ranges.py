@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.files import File, Files
+from tidegate.files import Files
 from tidegate.kernels.record_batch import HEADER_ROW
 from tidegate.log.batch_file import next_sound_batch
 from tidegate.log.dump.records import WINDOW_BYTES
@@ -109,10 +109,12 @@ def scan_range(order: RangeOrder, *, files: Files, tap: RecordTap | None = None)
             scan.next_offset = order.next_offset
         scan.position = order.start
         if order.start and not order.exact:
-            begin = _first_sound(file, order)
-            if begin is None:
+            first = next_sound_batch(
+                file, order.start, file.size(), min_offset=order.base_offset, below=order.limit_offset
+            )
+            if first is None:
                 return evidence
-            scan.position = begin
+            scan.position = first[0]
         evidence.start = scan.position
         _walk(scan, noted, evidence, tap)
     if tap is not None and not evidence.is_sound:
@@ -152,15 +154,6 @@ def _take_damage(
         places = tuple(scan.damaged[hidden:]) if number == 0 else ()
         evidence.damages.append(Damage(*said, places))
     return len(noted.told), len(scan.damaged)
-
-
-def _first_sound(file: File, order: RangeOrder) -> int | None:
-    end, at = file.size(), order.start
-    while (found := next_sound_batch(file, at, end, min_offset=order.base_offset)) is not None:
-        if found[1].last_offset < order.limit_offset:
-            return found[0]
-        at = found[0] + 1
-    return None
 
 
 # -- combining evidence ----------------------------------------------------------------------------

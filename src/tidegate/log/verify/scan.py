@@ -1,23 +1,15 @@
 """Find the partitions to verify, and read the sound batches of their log segments.
 
-`find_partitions` turns a path or a topic name into partition folders, and finds out whether compaction may
-have removed records (gaps are then no loss): from the topic's settings in Tidegate's catalog, else from the
-broker's `cleaner-offset-checkpoint`, which lists every partition that the broker has cleaned. Where neither
-exists it is unknown until the log itself shows it: a batch with fewer records than offsets, or a delete
-horizon.
+`find_partitions` turns a path or a topic name into partition folders, and finds out whether compaction may have
+removed records (gaps are then no loss): from Tidegate's catalog, else from the broker's
+`cleaner-offset-checkpoint`. Where neither exists it is unknown until the log itself shows it.
 
-`SegmentScan` reads windows of consecutive batches whose CRC is right and reports a finding for every stretch
-that is not. Where a batch is bad, it tests whether the length can be trusted (a sound batch or the end of the
-file follows); where not, every byte is tried as the start of a batch until one has a plausible header and the
-right CRC. So one flipped bit costs one batch, not the rest of the file.
+`SegmentScan` reads windows of consecutive batches whose CRC is right and reports a finding for every stretch that is
+not. Where a length cannot be trusted, every byte is tried as the start of a batch until one has a plausible
+header and the right CRC: one flipped bit costs one batch. `parse_records` decodes the records of sound batches.
 
-`parse_records` decodes the records of sound batches (a right CRC proves that the bytes are as written, not that
-they can be decoded) and passes them to a `RecordTap`, so that an audit that needs records reads and
-decompresses a log only once.
-
-S1  the findings do not depend on windows: a bad batch is examined together with the one after it, wherever a
-    window ends. So a file can be scanned in parts (`start`, `stop`), and parts that meet at the same byte
-    report together what one scan reports (`ranges`).
+S1  the findings do not depend on windows, so a file can be scanned in parts (`start`, `stop`), and parts that
+    meet at the same byte report together what one scan reports (`ranges`).
 T1  a tap receives the records of a run that are below its end and not below its start, without those of
     control batches, in order: what a reader of the partition receives.
 T2  a run that does not decode is reported to the tap as `spoiled`: records of it that the tap received may be
@@ -40,7 +32,7 @@ import numpy as np
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import File, Files
-from tidegate.log.batch_file import next_sound_batch
+from tidegate.log.batch_file import is_zero, next_sound_batch
 from tidegate.log.catalog import (
     LogFolder,
     TopicDescription,
@@ -295,7 +287,6 @@ def _blamed(run: SoundRun) -> list[Unparsed]:
 
 
 _CRC = Struct(">I")
-_SEARCH_BYTES: Final = 1 << 20
 _MAX_BATCH_BYTES: Final = 256 << 20
 
 
@@ -446,16 +437,18 @@ class SegmentScan:
     def _skip_damage(self, end: int, what: str) -> None:
         """Find the next sound batch after `position`, report the bytes before it, and continue there."""
         start = self.position
-        found = self._find_sound(start + 1, end)
+        found = next_sound_batch(
+            self.file, start + 1, end, min_offset=self.next_offset, below=self.limit_offset
+        )
         if found is not None:
             self.position = found[0]
-            self._report(start, found[0], what, found[1])
+            self._report(start, found[0], what, found[1].base_offset)
             return
         self.position = end
         whole, zeros = self._is_whole_behind_header(start, end), False
         if whole:
             what = "the header is wrong, but the CRC fits the bytes up to the end of the file"
-        elif zeros := self._is_zero(start, end):
+        elif zeros := is_zero(self.file, start, end):
             what = f"{end - start} zero bytes, as a preallocated file has behind its last batch"
         elif end - start < HEADER_SIZE or "no batch" in what:
             what = f"the last {end - start} bytes are no whole batch"
@@ -488,14 +481,6 @@ class SegmentScan:
             offset=self.next_offset,
         )
 
-    def _find_sound(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return (position, base offset) of the first sound batch of this log segment at or after `start`."""
-        while (found := next_sound_batch(self.file, start, end, min_offset=self.next_offset)) is not None:
-            if found[1].last_offset < self.limit_offset:
-                return found[0], found[1].base_offset
-            start = found[0] + 1
-        return None
-
     def _is_whole_behind_header(self, start: int, end: int) -> bool:
         """Return whether the last batch is complete but has a damaged length or magic. A torn one fails its CRC."""
         head = self.file.read_at(start, HEADER_SIZE)
@@ -503,12 +488,3 @@ class SegmentScan:
             return False
         data = self.file.read_at(start, end - start)
         return batch_crc(data, 0, len(data)) == int(_CRC.unpack_from(head, 17)[0])
-
-    def _is_zero(self, start: int, end: int) -> bool:
-        position = start
-        while position < end:
-            data = self.file.read_at(position, min(_SEARCH_BYTES, end - position))
-            if data.strip(b"\0"):
-                return False
-            position += len(data)
-        return True

@@ -1,18 +1,13 @@
 """Verify a Kafka data folder from the evidence in its log files. Reads only.
 
 `verify` finds the partitions and passes each batch once through all checks (`Audit`): `scan` (CRC, lengths,
-magic), `index_checks`, `producer_checks` (sequences, transactions, snapshots), and here offsets, leader
-epochs and the evidence of compaction. The batches come from one scan of the files, or from several scans of
-ranges (`ranges`). `Report` states what was read, what was found, and how much that proves.
+magic), `index_checks`, `producer_checks` (sequences, transactions, snapshots), and here offsets, leader epochs
+and the evidence of compaction. The batches come from one scan of the files, or from several scans of ranges
+(`ranges`). `Report` states what was read, what was found, and how much that proves.
 
-Limits of the evidence: a CRC covers a batch from its attributes on, so a flip in the leader epoch shows only
-against the `leader-epoch-checkpoint`, one in the base offset only against its neighbours (in a compacted
-partition, where gaps are normal, one that points upwards may stay undetected), unless a seal covers the file.
-Sequences exist for idempotent producers only, and a lost last batch leaves no gap: the report says which
-share of the records carried a sequence.
-
-Effects of compaction are not faults: gaps between batches, fewer records than offsets, empty batches,
-base timestamps that are delete horizons, sequences with gaps.
+A CRC covers a batch from its attributes on: a flip in the leader epoch shows only against the checkpoint, one in the
+base offset only against its neighbours or a seal. Gaps between batches, fewer records than offsets, empty
+batches and sequences with gaps are no faults in a compacted partition.
 
 Thread rule: one partition, one thread; different partitions may be verified at the same time.
 """

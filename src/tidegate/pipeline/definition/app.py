@@ -11,7 +11,8 @@ Thread rule: define an app in one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from html import escape
 from importlib import import_module
@@ -256,34 +257,18 @@ class App:
         records a round reads. `on_loss` decides about records that were deleted before they were read. `progress` is
         called with each progress report. Further settings are those of `RunSettings`.
         """
+        given = {"until": until, "close": close, "round_records": round_records, "on_loss": on_loss}
         run = self._opened(
-            engine,
-            until=until,
-            close=close,
-            trigger=trigger,
-            round_records=round_records,
-            on_loss=on_loss,
-            metrics=metrics,
-            progress=progress,
-            clock=clock,
-            **settings,
+            engine, trigger=trigger, metrics=metrics, progress=progress, clock=clock, **given, **settings
         )
-        try:
+        with _stopped_if_interrupted(run):
             return run.begin()
-        except BaseException:
-            if run.is_running:
-                run.stop_or_give_up()
-            raise
 
     def _opened(
         self,
         engine: Any = None,
         *,
-        until: Literal["caught_up"] | None = None,
-        close: bool = False,
         trigger: DurationLike = "1s",
-        round_records: int | None = None,
-        on_loss: Literal["stop", "accept"] = "stop",
         metrics: Metrics | None = None,
         progress: Callable[[Progress], None] | None = None,
         clock: Clock | None = None,
@@ -298,32 +283,14 @@ class App:
             raise InvalidError(
                 f"app {self.name} does nothing yet: end a stream with .to_topic(topic) or .to_table(name)"
             )
-        setup = WorkerSetup(
-            app=self.name,
-            flows=self.flows,
-            log=self.log,
-            state=self.state,
-            storage=self.storage,
-            client=self.client,
-        )
-        chosen = RunSettings(
-            until=until,
-            close=close,
-            trigger_ms=_duration("trigger", trigger),
-            round_records=round_records,
-            on_loss=on_loss,
-            idle_after_ms=self.idle_after_ms,
-            **settings,
-        )
-        return start_run(
-            setup,
-            _engine(engine),
-            settings=chosen,
-            clock=clock,
-            metrics=metrics,
-            progress=progress,
-            begins=False,
-        )
+        setup = WorkerSetup(self.name, self.flows, self.log, self.state, self.storage, self.client)
+        try:
+            trigger_ms = duration_ms(trigger)
+        except InvalidError as error:
+            raise InvalidError(f"trigger: {error}") from None
+        chosen = RunSettings(trigger_ms=trigger_ms, idle_after_ms=self.idle_after_ms, **settings)
+        given = {"clock": clock, "metrics": metrics, "progress": progress}
+        return start_run(setup, _engine(engine), settings=chosen, begins=False, **given)  # type: ignore[arg-type]
 
     def run(self, engine: Any = None, **settings: Any) -> Summary:
         """Call `start` and wait for the end.
@@ -332,12 +299,8 @@ class App:
         than `stop_within_ms` (30 s), or at a second Ctrl-C, the round is abandoned and not committed.
         """
         run = self._opened(engine, **settings)
-        try:
+        with _stopped_if_interrupted(run):
             return run.begin().wait()
-        except BaseException:
-            if run.is_running:
-                run.stop_or_give_up()
-            raise
 
     # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -502,6 +465,16 @@ class App:
         return f"<pre>{escape(self.explain(sample=False))}</pre>"
 
 
+@contextmanager
+def _stopped_if_interrupted(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if run.is_running:
+            run.stop_or_give_up()
+        raise
+
+
 def _is_same(known: Stream, stream: Stream) -> bool:
     """Whether a stream is the same object that a flow was made from: its outputs share the work."""
     return (
@@ -517,21 +490,13 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
     from tidegate.pipeline.settings import RunSettings
 
-    own = {"until", "close", "trigger_ms", "round_records", "on_loss", "idle_after_ms"}
-    more = [each.name for each in fields(RunSettings) if each.name not in own]
-    asked = ["until", "close", "trigger", "round_records", "on_loss", "metrics", "progress", "clock"]
+    more = [each.name for each in fields(RunSettings) if each.name not in ("trigger_ms", "idle_after_ms")]
+    known = [*more, "trigger", "metrics", "progress", "clock"]
     for name in settings:
         if name not in more:
-            near = get_close_matches(name, [*asked, *more], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*asked, *more])}"
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise InvalidError(f"a run has no setting {name!r}; {hint}")
-
-
-def _duration(name: str, given: DurationLike) -> int:
-    try:
-        return duration_ms(given)
-    except InvalidError as error:
-        raise InvalidError(f"{name}: {error}") from None
 
 
 def _engine(engine: Any) -> Engine | Callable[[Any], Engine] | None:

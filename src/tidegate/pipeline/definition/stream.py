@@ -338,18 +338,8 @@ def _renamed(stream: Stream, name: str) -> InvalidError:
 
 
 _NEEDS_AGGREGATE = (
-    "to_topic",
-    "to_table",
-    "filter",
-    "select",
-    "with_columns",
-    "map",
-    "key_by",
-    "drop_duplicates",
-    "lookup",
-    "window",
-    "explain",
-    "schema",
+    *("to_topic", "to_table", "filter", "select", "with_columns", "map", "key_by", "drop_duplicates"),
+    *("lookup", "window", "explain", "schema"),
 )
 
 

@@ -1,66 +1,33 @@
-"""The leader of a partition of a hybrid table: the records it writes, the steps of leading, and a replica's loop.
-
-Outgoing: what a leader appends to its partition of the version topic: its stamp, switches, copied records, its end.
-It owns the leader's sender and, on an embedded log, the partition's lock. The lock is taken to append, kept while
-there are records to append, and released after an idle time (`rest`), so that a paused leader does not keep the next
-one from writing.
-
-O1  one sender with a GUID of its own for each leadership, never used again.
-O2  after an error nothing more is sent: whether the last records arrived is unknown here. The next leadership learns
-    it from the version topic, and its stamp says from where on these records do not count.
-
-Leading: how a replica becomes the leader of one partition, leads, and stops.
+"""The leader of a partition of a hybrid table: what it writes, how it begins and ends, and a replica's loop.
 
     STANDBY ──► lease ──► stamp ──► drain to the stamp ──► LEADER: read the live topic, leave out repeats, append
        ▲                                                      │
        └── lease lost, an error, or stopped: the chain is ended if all is well, the lease released ◄──┘
 
-P1  a leader appends data only after its own stamp was drained here and counts. Its state then, above all the next
-    offset of the live topic, is that of every replica at that stamp (`replica`, U1), and nothing that an older leader
-    appends later can change it (`replica`, F1). So between two stamps the accepted records are one leader's, a prefix
-    of what it sent, and begin where those before the first stamp ended: no record is lost or stored twice.
-P2  the lease only avoids useless changes of leader. Two processes that both believe to hold it are safe: P1 does not
-    depend on it. Its epochs order the stamps; an epoch below one that was seen is raised above it.
-P3  an error while appending ends the leadership. What arrived is not guessed: the next stamp, with a new sender,
-    tells.
-P4  at promotion the consumer's validator is wiped. It becomes a copy of the drainer's knowledge of the live topic's
-    producers at some offset, and reads on from there up to the table's position, without appending.
-P5  a partition that stopped, or whose push has not ended, is not led.
-P6  the position in the live topic is also written when the topic falls silent after records that were left out:
-    otherwise standbys would seem to lag until the next record.
-P7  the state of the live topic's producers is written before the live topic may delete the records it was learnt
-    from: a quarter of their shortest life after the first of them was read, or after a quarter of the bytes that are
-    kept. A leader that dies then leaves the next one all it needs to detect repeats.
-P8  a fault is reported by the leader that meets it first. Records read again up to the table's position were reported
-    before; after a fault behind the last copied record, a switch moves past it.
+P1  a leader appends only after its own stamp was drained here and counts. Its state then is that of every replica at
+    that stamp, and nothing an older leader appends later changes it (`replica`, F1). So no record is lost or doubled;
+    the lease only avoids useless changes of leader.
+P2  an error while appending ends the leadership. What arrived is not guessed: the next stamp, with a new sender,
+tells. P3  the state of the live topic's producers is written before the topic may delete the records it was learnt
+from. P4  a fault is reported by the leader that meets it first; after one behind the last copied record, a switch
+moves on.
 
-Serving: one replica at work: a drainer for all its partitions, and for each of them an attempt to lead it.
-
-    materialiser (two threads): version topic ──► rows, commits          conductor (one thread): leases, leading, status
-
-S1  the two sides share a partition's `Following` and nothing else; its lock is theirs.
-S2  when the materialiser stops, nothing is led any more; drained rows are still served.
-S3  `close` ends chains, releases leases and commits what is drained, in this order; an end that cannot be written
-    within the writer's time is logged, and not tried again. With `save=False` nothing is committed: records since the
-    last commit are read again.
-
-Thread rules:
-
-- outgoing: one thread.
-- leading: one thread calls `step`, `stop`; the drainer may run in another (it is read under its lock).
-- serving: `step` on one thread, or `run` for threads of its own; the rest from any.
+Thread rules: `Outgoing` and `Leading` belong to one thread; `Serving.step` on one, or `run` for threads of its own.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -79,7 +46,7 @@ from tidegate.log.log import Log
 from tidegate.randomness import Randomness
 from tidegate.tables.commits import Lease
 from tidegate.tables.hybrid.replica import AgedOut, Following, LiveTopic, kept_for, rewound, topic_id_of
-from tidegate.tables.hybrid.status import ReplicaStatus, StatusBoard, partition_status, replica_status
+from tidegate.tables.hybrid.status import ReplicaStatus, partition_status, status_name
 from tidegate.tables.ingest.validation import rules_of
 from tidegate.waiting import waiting
 
@@ -150,21 +117,12 @@ class Outgoing:
         with self._turn():
             self._open().write(rows, partition=self._partition)
 
-    def end(self) -> None:
-        """End the chain, with everything acknowledged, and close."""
+    def close(self, *, graceful: bool) -> None:
+        """End the chain, with everything acknowledged; not gracefully: close without writing anything more."""
         try:
             if self._sender is not None:
-                with self._turn():
-                    self._sender.close()
-        finally:
-            self._sender = None
-            self._give_back()
-
-    def abandon(self) -> None:
-        """Close without writing anything more (O2)."""
-        try:
-            if self._sender is not None:
-                self._sender.close(graceful=False)
+                with self._turn() if graceful else nullcontext():
+                    self._sender.close(graceful=graceful)
         finally:
             self._sender = None
             self._give_back()
@@ -214,13 +172,13 @@ class Outgoing:
 # --- leading
 
 SILENT_MS: Final = 1_000
-"""How long there is nothing to read before P6."""
+"""How long there is nothing to read before the position in the live topic is written."""
 CHECK_MS: Final = 2_000
 """How often the live topic is looked at, whether it is still the same."""
 SAFETY: Final = 4
-"""P7: the state is written when this part of the records' life is over."""
+"""P3: the state is written when this part of the records' life is over."""
 SPARING: Final = 10
-"""A live topic that falls silent has its state written at once, but only so often in the time of P7."""
+"""A live topic that falls silent has its state written at once, but only so often in the time of P3."""
 FIRST_PAUSE_MS: Final = 50
 LONGEST_PAUSE_MS: Final = 5_000
 logger = logging.getLogger(__name__)
@@ -232,7 +190,7 @@ class Live:
 
     `rewind_ms` before the end of the push (or its start) is where reading begins. `state_bytes`, `state_ms`: how
     much of the live topic is read, and for how long, before the leader writes its position; less where the live
-    topic keeps less (P7). `hold_ms`: how long an embedded log's lock is kept idle.
+    topic keeps less. `hold_ms`: how long an embedded log's lock is kept idle.
     """
 
     topic: str
@@ -277,7 +235,7 @@ class Leading:
         self._since_bytes, self._since_ms = 0, -1
         self._said_ms: int | None = None
         self._owes = False
-        """Whether a fault was told that no record behind it was copied (P8)."""
+        """Whether a fault was told that no record behind it was copied (P4)."""
         self._checked_ms = 0
         self._state_bytes, self._state_ms = live.state_bytes, live.state_ms
         self._retry_ms, self._pause_ms = 0, FIRST_PAUSE_MS
@@ -306,15 +264,15 @@ class Leading:
         """Counters of records that the live topic deleted too early, over all leaderships of this replica."""
         return self._aged_out if self._source is None else self._aged_out + self._source.aged_out
 
-    def step(self, timeout_ms: int = 0) -> bool:
+    def step(self) -> bool:
         """Do one step; return whether there was anything to do. Errors end the leadership and are kept in `error`
-        (P3)."""
+        (P2)."""
         try:
             if self._outgoing is None:
                 return self._stand_for()
             if self._lease is not None:
                 self._lease.keep()
-            return self._lead(timeout_ms) if self.role is Role.LEADER else self._wait_for_stamp()
+            return self._lead() if self.role is Role.LEADER else self._wait_for_stamp()
         except (TidegateError, OSError) as error:
             self._fall(error)
             self._pause()  # also after a replacement: two processes whose clocks differ must not alternate all the time
@@ -327,7 +285,7 @@ class Leading:
             if graceful and self.role is Role.LEADER and self._outgoing is not None:
                 if self._since_ms >= 0:
                     self._say_how_far()
-                self._outgoing.end()
+                self._outgoing.close(graceful=True)
                 self._outgoing = None
         except (TidegateError, OSError) as error:
             logger.warning("%s: the end of a leadership was not written: %s", self.following.place, error)
@@ -341,7 +299,7 @@ class Leading:
         return self.following.replica
 
     def _stand_for(self) -> bool:
-        """Take the lease and write the stamp, if the partition has no leader (P5)."""
+        """Take the lease and write the stamp, if the partition has no leader."""
         following = self.following
         if following.is_stopped or not following.is_pushed or self._clock.monotonic_ms() < self._retry_ms:
             return False
@@ -381,7 +339,7 @@ class Leading:
         return True
 
     def _promote(self) -> None:
-        """Wipe the consumer's state, copy the drainer's knowledge (P4), and begin to read."""
+        """Wipe the consumer's state, copy the drainer's knowledge, and begin to read."""
         upstream, live, partition = self.following.upstream, self.live, self._replica.partition
         if upstream.is_switched and upstream.topic != live.topic:
             raise InvalidError(
@@ -429,7 +387,7 @@ class Leading:
 
     # -- leading ---------------------------------------------------------------------------------
 
-    def _lead(self, timeout_ms: int) -> bool:
+    def _lead(self) -> bool:
         """Copy the next records of the live topic."""
         source, outgoing = self._source, self._outgoing
         if source is None or outgoing is None:
@@ -444,7 +402,7 @@ class Leading:
         if self._clock.monotonic_ms() - self._checked_ms >= CHECK_MS:
             source.check()
             self._checked_ms = self._clock.monotonic_ms()
-        records = source.poll(timeout_ms)
+        records = source.poll()
         if records is None:
             if self._is_due():
                 self._say_how_far()
@@ -472,7 +430,7 @@ class Leading:
         return True
 
     def _told(self, judged: Judged, offsets: NDArray[np.int64], is_new: NDArray[np.bool_]) -> Judged:
-        """Return the new findings of a judgement (P8): without records that were read before, and without records
+        """Return the new findings of a judgement (P4): without records that were read before, and without records
         that are missing only because the live topic deleted them after they were copied."""
         unknown = 0 if self._source is None else self._source.unknown_below
         copied = [
@@ -492,7 +450,7 @@ class Leading:
         )
 
     def _is_due(self) -> bool:
-        """Whether to write the position in the live topic, and the state of its producers, now (P6, P7)."""
+        """Whether to write the position in the live topic, and the state of its producers, now."""
         source, now_ms = self._source, self._clock.monotonic_ms()
         if source is None or source.next_offset < self._copied_from:
             return False
@@ -509,7 +467,7 @@ class Leading:
         return (is_silent and is_rare) or now_ms - self._since_ms >= self._state_ms
 
     def _bound_state(self) -> None:
-        """Compute when P7 is due, as the live topic is configured now."""
+        """Compute when P3 is due, as the live topic is configured now."""
         life_ms, most_bytes = kept_for(self._log.describe(self.live.topic).config)
         self._state_ms = max(SILENT_MS, min(self.live.state_ms, life_ms // SAFETY))
         self._state_bytes = max(1, min(self.live.state_bytes, most_bytes // SAFETY))
@@ -543,7 +501,7 @@ class Leading:
             if self.role is Role.LEADER:
                 self._replica.to_standby(now_ms=self._clock.now_ms())
         for let_go in (
-            None if outgoing is None else outgoing.abandon,
+            None if outgoing is None else partial(outgoing.close, graceful=False),
             None if source is None else source.close,
             None if lease is None else lease.release,
         ):
@@ -561,7 +519,6 @@ class Leading:
 # --- serving
 
 IDLE_MS: Final = 10
-serving_logger = logging.getLogger(__name__)
 
 
 def leader_lease_name(version: str, partition: int) -> str:
@@ -591,7 +548,7 @@ class Serving:
         self._log, self._builder, self._backend = log, builder, backend
         self._clock, self._randomness, self._ttl_ms = clock, randomness, lease_ttl_ms
         self._heartbeat_ms = heartbeat_ms
-        self._board = StatusBoard(backend, shape.topic, replica)
+        self._published: str | None = None
         self._said_ms: int | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -621,14 +578,14 @@ class Serving:
         builder.commit_if_due()
         return self.conduct() or did
 
-    def conduct(self, timeout_ms: int = 0) -> bool:
+    def conduct(self) -> bool:
         """Do one step for every partition, and publish the status at intervals."""
         if self._builder.error is not None:
             self._stand_down(graceful=False)
             return False
         did = False
         for each in self.leading.values():
-            did |= each.step(timeout_ms)
+            did |= each.step()
         self._say()
         return did
 
@@ -636,13 +593,11 @@ class Serving:
         """Return the status of every partition."""
         numbers = list(self.leading)
         ends, live_ends = _ends(self._log, self.version, numbers), _ends(self._log, self.live.topic, numbers)
-        return replica_status(
-            self.replica,
-            self._clock.now_ms(),
-            {
-                number: partition_status(each, ends[number], live_ends[number])
-                for number, each in self.leading.items()
-            },
+        partitions = tuple(
+            partition_status(self.leading[each], ends[each], live_ends[each]) for each in sorted(numbers)
+        )
+        return ReplicaStatus(
+            self.replica, socket.gethostname(), os.getpid(), self._clock.now_ms(), partitions
         )
 
     def run(self) -> None:
@@ -667,19 +622,17 @@ class Serving:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _lease_of(self, partition: int) -> Any:
-        def make() -> Lease:
-            return Lease(
-                self._backend,
-                leader_lease_name(self.version, partition),
-                clock=self._clock,
-                randomness=self._randomness,
-                ttl_ms=self._ttl_ms,
-                duty="leads this partition",
-                remedy="this process continues as a standby",
-            )
-
-        return make
+    def _lease_of(self, number: int) -> Callable[[], Lease]:
+        return partial(
+            Lease,
+            self._backend,
+            leader_lease_name(self.version, number),
+            clock=self._clock,
+            randomness=self._randomness,
+            ttl_ms=self._ttl_ms,
+            duty="leads this partition",
+            remedy="this process continues as a standby",
+        )
 
     def _stand_down(self, *, graceful: bool) -> None:
         for each in self.leading.values():
@@ -692,11 +645,18 @@ class Serving:
             return
         self._said_ms = now_ms
         try:
-            self._board.publish(self.status())
+            self._publish(msgspec.json.encode(self.status()))
         except (TidegateError, OSError) as error:
-            serving_logger.warning(
-                "%s: news of replica %s were not published: %s", self.version, self.replica, error
-            )
+            logger.warning("%s: news of replica %s were not published: %s", self.version, self.replica, error)
+
+    def _publish(self, data: bytes) -> None:
+        name = status_name(self.version, self.replica)
+        try:
+            self._published = self._backend.publish(name, data, expected=self._published)
+        except ConflictError:
+            found = self._backend.read_published(name)
+            expected = None if found is None else found[1]
+            self._published = self._backend.publish(name, data, expected=expected)
 
     def _conduct_on(self) -> None:
         try:
@@ -705,9 +665,7 @@ class Serving:
                     self._stopping.wait(IDLE_MS / 1000)
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell: kept, and raised to whoever asks
             self.error = error
-            serving_logger.error(
-                "%s: replica %s leads nothing any more: %s", self.version, self.replica, error
-            )
+            logger.error("%s: replica %s leads nothing any more: %s", self.version, self.replica, error)
             self._stand_down(graceful=False)
 
 

@@ -1,62 +1,17 @@
-"""A replica of a hybrid table: which records count, and what it knows of the live topic.
-
-Upstream: what a replica knows of the live side of its partition: who leads, from where on, and how far its records
-reach. It is part of the partition's commit, with rows, offset and the drainer's validation state: all four are of
-one moment. Bytes: msgpack of `Upstream` as an array.
-
-U1  it is a function of the version topic up to the replica's position, and of nothing else: every replica that has
-    drained up to an offset has the same.
-U2  a state in parts counts once all of them are there, in order; until then, and for good if its leader was replaced
-    before, the previous state counts.
-U3  `next_offset` never decreases. All records of the live topic before it that should be in the table are; none from
-    it on is.
-
-Fencing: the rule by which every replica, at whatever time it reads, accepts the same records. A leader that was
-paused, cut off or presumed dead may append at any later moment, and no lock and no clock can prevent that. So
-writers are not trusted: readers decide, from the order of the version topic alone.
-
-    offset   0 … 41   42        43 … 57         58        59         60 …
-             push     stamp A   A's records     stamp B   A's: late  B's records
-                      epoch 1   count           epoch 2   ignored    count
-
-F1  a leadership stamp counts when its epoch is larger than that of every stamp before it. From a stamp that counts up
-    to the next one, the records of its sender count and no others; their GUID is the fencing token.
-F2  before the first stamp everything counts: it is the push.
-F3  stamps and heartbeats pass; they are no data. A damaged stamp is none.
-
-Following: what every replica does with its partition of the version topic, leader or not: screen, validate, store.
+"""A replica of a hybrid table: which records of the version topic count, and what it knows of the live topic.
 
     version topic ──► whose records count ──► drainer's validator ──► rows, upstream position, leader ──► commit
 
-It has the place that `ingest.validation` has for plain tables. A standby checks records once, behind the buffer; the
-validator in front of the buffer is the leader's, and checks the live topic (`leader`).
+U1  `Upstream`, saved with the rows, is a function of the version topic up to the replica's position; its `next_offset`
+    never decreases: all records of the live topic before it that should be in the table are, none from it on is.
+F1  a leadership stamp counts when its epoch is larger than that of every stamp before it. From there to the next one,
+    the records of its sender count and no others; before the first stamp, the push, everything does. So every replica
+    accepts the same records, although a leader that was paused or cut off may append at any later moment.
+D1  before the end of the push a fault stops the partition, which stays as it was saved last; after it, faults are
+    counted and reported, and records are kept.
 
-D1  rows, offset, validation state and upstream position are saved together, and are of the same moment.
-D2  the table is a function of the version topic alone: records that do not count (F1), repeats (the validator) and
-    records that go back in the live topic are left out, the same by every replica.
-D3  before the end of the push a fault stops the partition: it stays as it was saved last, the fault is reported, and
-    the replica's other partitions continue. After it, faults are counted and reported, and records are kept.
-D4  a commit is due after a control record other than a chain's start or end, and after so many bytes.
-
-Live topic: how a leader reads it: where the rewind begins, which records come next, and offsets that are gone.
-
-T1  the rewind is from the time of the push's end (or start) in the partition; the first record at or after that time
-    is where reading begins. It is looked up once, by the first leader, and recorded in the topic switch for later
-    leaders.
-T2  offsets that aged out before they were copied are lost: reported with a warning, or refused with `on_gap="fail"`;
-    never skipped silently.
-T3  offsets that aged out after they were copied, but before the state of their producers was written, are no loss;
-    but their producers' numbers are unknown then, so a record that is sent again counts as new. Reported separately.
-T4  offsets belong to the topic that the switch names by its id: a topic that was deleted and created again is not
-    read.
-
-Thread rules:
-
-- upstream: values and pure functions.
-- fencing: values and pure functions.
-- following: `drain` and `saved` on the draining thread; any other thread that reads `upstream` and `replica`, or
-  changes the role, holds `lock`.
-- live topic: one thread.
+Thread rules: `drain` and `saved` on the draining thread; others hold `lock` to read `upstream` and `replica`, or to
+change the role. `LiveTopic`: one thread.
 """
 
 from __future__ import annotations
@@ -90,6 +45,7 @@ from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.log.catalog import TopicState
 from tidegate.log.log import Log
 from tidegate.metrics import Metrics
+from tidegate.tables.ingest.consumer import first_and_end
 from tidegate.tables.ingest.validation import has_headers, offset_after, repeats_of, rules_of
 from tidegate.tables.snapshot import PartitionState
 
@@ -141,7 +97,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     def switched(self, switch: TopicSwitch) -> Upstream:
         """Return the state after a topic switch: the first one names the topic, every one says how far it was read
-        (U2)."""
+        ."""
         known = replace(self, unfinished=(0, 0, 0), parts=()) if self.parts else self
         if switch.parts > 1:
             unfinished = (switch.generation, switch.offset, switch.parts)
@@ -217,7 +173,7 @@ class Screened(NamedTuple):
 
 
 def screen(leadership: Leadership, batch: pa.RecordBatch, columns: IntegrityColumns) -> Screened:
-    """Apply F1 to F3 to the next records of a version topic's partition."""
+    """Apply F1 to the next records of a version topic's partition."""
     stamps = list(leadership_stamps(batch, columns))
     if leadership == NOBODY and not stamps:
         return Screened(None, NOBODY, -1)
@@ -303,7 +259,10 @@ class Following:
         self._now_ms = now_ms
         with self.lock:
             if not has_headers(records) and self.upstream.leadership == NOBODY:
-                return self._drain_plain(records, store)
+                store(records)
+                self.replica.drainer.state.next_offset = offset_after(records)
+                self.replica.faults.verdicts[Verdict.UNMANAGED] += records.num_rows
+                return 0
             columns = read_columns(records.column("headers"))
             screened = screen(self.upstream.leadership, records, columns)
             counting, fenced = records, 0
@@ -329,7 +288,7 @@ class Following:
             return left_out
 
     def wants_commit(self) -> bool:
-        """Whether a commit is due (D4); called by the draining thread, which then commits."""
+        """Whether a commit is due; called by the draining thread, which then commits."""
         return self._is_due
 
     def saved(self) -> bytes:
@@ -344,12 +303,6 @@ class Following:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _drain_plain(self, records: pa.RecordBatch, store: Store) -> int:
-        store(records)
-        self.replica.drainer.state.next_offset = offset_after(records)
-        self.replica.faults.verdicts[Verdict.UNMANAGED] += records.num_rows
-        return 0
-
     def _drain_counting(
         self,
         records: pa.RecordBatch,
@@ -358,7 +311,7 @@ class Following:
         store: Store,
         set_aside: SetAside,
     ) -> tuple[int, Judged]:
-        """Validate and store the records that count, and only then advance the position (D1)."""
+        """Validate and store the records that count, and only then advance the position."""
         upstream, again = self.upstream, 0
 
         def put(kept: pa.RecordBatch, judged: Judged) -> None:
@@ -377,7 +330,7 @@ class Following:
 
 
 def _without_going_back(kept: pa.RecordBatch, upstream: Upstream) -> tuple[pa.RecordBatch, Upstream]:
-    """Return the records after the position in the live topic: all of them, unless a leader made an error (U3)."""
+    """Return the records after the position in the live topic: all of them, unless a leader made an error (U1)."""
     offsets = upstream_offsets(kept.column("headers"))
     copied = offsets >= 0
     if not copied.any():
@@ -411,9 +364,9 @@ class AgedOut(NamedTuple):
     """The numbers of offsets that a live topic deleted too early."""
 
     lost: int = 0
-    """Before they were copied (T2)."""
+    """Before they were copied."""
     unknown: int = 0
-    """After they were copied, and before their producers' state was written down (T3)."""
+    """After they were copied, and before their producers' state was written down."""
 
     def __add__(self, other: AgedOut) -> AgedOut:  # type: ignore[override]
         return AgedOut(self.lost + other.lost, self.unknown + other.unknown)
@@ -431,7 +384,7 @@ def kept_for(config: Any) -> tuple[int, int]:
 
 
 def rewound(log: Any, following: Following, topic: str, rewind_ms: int, rewind_from: str) -> TopicSwitch:
-    """Return where a live topic is read from, for a partition whose push was drained (T1)."""
+    """Return where a live topic is read from, for a partition whose push was drained."""
     version, partition = following.replica.topic, following.replica.partition
     end = following.replica.drainer.state.end_of_push
     if end < 0:
@@ -470,7 +423,7 @@ class LiveTopic:
         self.topic, self.partition = topic, partition
         self.aged_out = AgedOut()
         self.unknown_below = 0
-        """What a producer seems to have left out since an offset before this one may have aged out (T3)."""
+        """What a producer seems to have left out since an offset before this one may have aged out."""
         self.has_skipped = False
         """Whether offsets that aged out were told of and not yet left behind for good, by a switch behind them."""
         self._log, self._copied, self._on_gap = log, copied, on_gap
@@ -483,10 +436,10 @@ class LiveTopic:
     def next_offset(self) -> int:
         return int(self._reader.positions()[self.partition])
 
-    def poll(self, timeout_ms: int = 0) -> pa.RecordBatch | None:
+    def poll(self) -> pa.RecordBatch | None:
         """Return the next records, None if there are none yet."""
         try:
-            found: pa.RecordBatch | None = self._reader.poll(timeout_ms)
+            found: pa.RecordBatch | None = self._reader.poll(0)
         except OffsetOutOfRangeError:
             offset = self.next_offset
             self._reader.close()
@@ -498,7 +451,7 @@ class LiveTopic:
         self._reader.close()
 
     def check(self) -> None:
-        """Raise if the topic is not the one that the offsets belong to (T4)."""
+        """Raise if the topic is not the one that the offsets belong to."""
         self._require_same(self.next_offset)
 
     def _require_same(self, offset: int) -> None:
@@ -511,8 +464,7 @@ class LiveTopic:
 
     def _open(self, offset: int) -> Any:
         self._require_same(offset)
-        with self._log.reader(self.topic, [self.partition], start="earliest") as probe:
-            first, end = probe.positions()[self.partition], probe.end_offsets()[self.partition]
+        first, end = first_and_end(self._log, self.topic, self.partition)
         place = f"{self.topic}-{self.partition}"
         if offset > end:
             raise InvalidError(

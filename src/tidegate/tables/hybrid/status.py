@@ -1,29 +1,20 @@
 """The published status of replicas, and which replica's commit other processes read.
 
-`tables/<version topic>/replicas/<replica>` is a small JSON object, published at intervals: replica, host, process,
-time, and for each partition role, epoch, positions in version topic and live topic, faults, and the last error. It
-is information only: leadership is decided by stamps and leases.
+`tables/<version topic>/replicas/<replica>` is a small JSON object, published at intervals. It is information only:
+leadership is decided by stamps and leases. A replica is stored as the table `<version topic>.<replica>` over that
+topic, and has a status; other tables of such a name have none, and do not count. Reads use the replica that has
+drained most.
 
-A replica is stored as the table `<version topic>.<replica>`, over that topic, and has a status. A table of another
-topic, or of a process that only reads the version topic, may have such a name, too; it has no status and does not
-count. Reads use the replica that has drained most.
-
-Thread rules:
-
-- status: one thread publishes; reading from any.
-- reading: pure functions, except for reading the backend.
+Thread rule: one thread publishes; reading from any.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from tidegate.errors import ConflictError, InvalidError
+from tidegate.errors import InvalidError
 from tidegate.integrity import Role
 from tidegate.storage.backends.base import TEMPORARY
 from tidegate.tables.commits import CommitList, load_commits, stored_tables
@@ -99,36 +90,8 @@ def partition_status(leading: Leading, end: int, live_end: int) -> PartitionStat
         )
 
 
-def replica_status(replica: str, at_ms: int, partitions: Mapping[int, PartitionStatus]) -> ReplicaStatus:
-    return ReplicaStatus(
-        replica,
-        socket.gethostname(),
-        os.getpid(),
-        at_ms,
-        tuple(partitions[each] for each in sorted(partitions)),
-    )
-
-
 def status_name(version: str, replica: str) -> str:
     return f"tables/{version}/replicas/{replica}"
-
-
-class StatusBoard:
-    """Publishes one replica's status."""
-
-    def __init__(self, backend: StorageBackend, version: str, replica: str) -> None:
-        self._backend, self._name = backend, status_name(version, replica)
-        self._known: str | None = None
-
-    def publish(self, status: ReplicaStatus) -> None:
-        data = msgspec.json.encode(status)
-        try:
-            self._known = self._backend.publish(self._name, data, expected=self._known)
-        except ConflictError:
-            found = self._backend.read_published(self._name)
-            self._known = self._backend.publish(
-                self._name, data, expected=None if found is None else found[1]
-            )
 
 
 def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
@@ -144,12 +107,6 @@ def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
             except (msgspec.DecodeError, RecursionError):
                 continue  # written by another release: skip it
     return sorted(found, key=lambda status: status.replica)
-
-
-def described(status: ReplicaStatus) -> dict[str, Any]:
-    """Return a status as plain values, for tables and JSON lines."""
-    plain: dict[str, Any] = msgspec.to_builtins(status)
-    return plain
 
 
 # --- reading

@@ -34,6 +34,7 @@ from tidegate.tables.factories import KeyTable
 from tidegate.tables.hybrid.leader import Live, Serving
 from tidegate.tables.hybrid.replica import Following
 from tidegate.tables.hybrid.status import ReplicaStatus, Served, replica_table, served_version
+from tidegate.tables.ingest.consumer import first_and_end
 from tidegate.tables.ingest.materializer import Cadence, Claim, Materialiser
 from tidegate.tables.options import Consumed, Materialized, table_rules
 from tidegate.tables.serdes.json import stored_serde
@@ -288,8 +289,7 @@ def _require_head(log: Any, builder: Materialiser) -> None:
     """Check that the version topic can be read from its beginning, or from the replica's own commit on."""
     for state in builder.source.partitions:
         topic, number = state.shape.topic, state.partition
-        with log.reader(topic, [number], start="earliest") as probe:
-            first = probe.positions()[number]
+        first, _ = first_and_end(log, topic, number)
         if first > state.next_offset or state.counts.skipped_offsets:
             raise InvalidError(
                 f"{topic}-{number} begins at offset {first} and this replica has drained it up to {state.next_offset}: "

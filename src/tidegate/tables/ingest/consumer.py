@@ -1,21 +1,12 @@
 """The consuming stage of a builder: reads a table's topic into a bounded buffer for the draining stage.
 
-Buffer, bounded in bytes:
-
 B1  waiting bytes never exceed the limit, except for a single larger piece.
-B2  nothing is lost: a piece is refused (False) or accepted, and pieces leave in the order they were added.
-B3  closing wakes both sides; waiting pieces can still be taken out.
-
-Reading positions:
-
+B2  a piece is refused (False) or accepted, and pieces leave in the order they were added, also after closing.
 T1  reading starts exactly at the committed position. If offsets from there on have aged out, continuing at the first
     that exists is reported (a warning, a count), or refused with `on_gap="fail"`; it is never silent.
 T2  offsets without records (transaction markers, compacted tails) move the position too, as pieces without records.
 
-Thread rules:
-
-- buffer: one thread puts, one takes.
-- consuming: the consuming thread's; `end_offsets` from any.
+Thread rules: one thread puts, which is the consuming one, and one takes; `end_offsets` from any.
 """
 
 from __future__ import annotations
@@ -136,6 +127,14 @@ class TopicWatch:
         return found[self._shape.topic]
 
 
+def first_and_end(
+    log: Any, topic: str, partition: int, isolation: str = "read_uncommitted"
+) -> tuple[int, int]:
+    """Return a partition's first offset, and the one after its last."""
+    with log.reader(topic, [partition], start="earliest", isolation=isolation) as probe:
+        return probe.positions()[partition], probe.end_offsets()[partition]
+
+
 class TopicTail:
     """Reads the table's topic from the table's position on."""
 
@@ -190,9 +189,7 @@ class TopicTail:
         for state in self._source.partitions:
             number = state.partition
             # Looked up first: a cluster's reader notices offsets that are gone only while it reads.
-            with self._log.reader(topic, [number], start="earliest") as probe:
-                first, end = probe.positions()[number], probe.end_offsets()[number]
-            starts[number] = self._start(state, positions[number], first, end)
+            starts[number] = self._start(state, positions[number], *first_and_end(self._log, topic, number))
         self._told = dict(positions)
         # A cluster's client decides itself how much it fetches.
         size = {"max_bytes": self._read_bytes} if isinstance(self._log, Log) else {}

@@ -1,16 +1,14 @@
 """Decode records of a topic into rows of a table: split windowed keys, set bad records aside, add the observed time.
 
-Whole columns at a time. The outcome does not depend on how the topic was cut into batches: the store judges each record
-with the observed time up to and with itself, carried from batch to batch.
+Whole columns at a time. The outcome does not depend on how the topic was cut: the store judges each record with the
+observed time up to and with itself: the largest window start (session end) of records with a good key and value.
 
     no key                      skipped, counted
-    key of another format       `WindowedKeyFormatError`, or a dead letter (on_key_error="keep")
-    value its serde cannot read `CorruptError`, or a dead letter (on_value_error="keep")
+    bad key, bad value          `WindowedKeyFormatError`, `CorruptError`, or a dead letter ("keep")
     window in a dead segment    not stored and not forwarded, counted as expired
     null value                  a deletion of exactly this window
 
-Observed time is the largest window start (session end) of all records with a good key and value, deletions
-included. Thread rule: pure functions.
+Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -97,11 +95,9 @@ class _Keys:
 
 def take_records(rules: TableRules, batch: pa.RecordBatch, observed_ms: int, newest_ms: int) -> Taken:
     """Decode one partition's next records into rows."""
-    counts, dropped, letters = Counts(), dict[str, Int64s](), list[pa.RecordBatch]()
-    raw_keys, values = batch.column("key"), batch.column("value")
-    offsets: Int64s = batch.column("offset").to_numpy()
-    keys = _keys(rules, batch, raw_keys, offsets, letters, counts, dropped)
-    keep = _without_bad_values(rules, batch, keys, offsets, letters, counts, dropped)
+    decoding, values = _Decoding(rules, batch), batch.column("value")
+    keys = decoding.keys()
+    keep = decoding.keep(keys)
     times = _times(batch.column("timestamp"))
     if len(times):
         newest_ms = max(newest_ms, int(times.max()))
@@ -113,7 +109,7 @@ def take_records(rules: TableRules, batch: pa.RecordBatch, observed_ms: int, new
             values.is_null(),
             values,
             pa.array(times),
-            pa.array(offsets),
+            pa.array(decoding.offsets),
         ],
         schema=ROWS,
     )
@@ -122,7 +118,7 @@ def take_records(rules: TableRules, batch: pa.RecordBatch, observed_ms: int, new
     stream_time: int | Int64s = observed_ms
     if rules.shape.is_windowed and rows.num_rows:
         stream_time = rules.shape.expiry.own_time(rows.column("ts").to_numpy(), observed_ms)
-    return Taken(rows, stream_time, newest_ms, counts, dropped, letters)
+    return Taken(rows, stream_time, newest_ms, decoding.counts, decoding.dropped, decoding.letters)
 
 
 def count_put(shape: TableShape, taken: Taken, result: PutResult) -> tuple[pa.RecordBatch, Seen]:
@@ -155,100 +151,90 @@ def warn_about(rules: TableRules, state: PartitionState, dropped: Mapping[str, I
         warn_dropped(f"table {shape.name}", why, shape.topic, numbers, offsets, before=before)
 
 
-def _keys(
-    rules: TableRules,
-    batch: pa.RecordBatch,
-    raw_keys: pa.Array,
-    offsets: Int64s,
-    letters: list[pa.RecordBatch],
-    counts: Counts,
-    dropped: dict[str, Int64s],
-) -> _Keys:
-    shape, rows = rules.shape, batch.num_rows
-    if not shape.is_windowed:
-        good = np.ones(rows, np.bool_)
-        if raw_keys.null_count:
-            good = raw_keys.is_valid().to_numpy(zero_copy_only=False)
-            counts.null_keys, dropped["null_keys"] = raw_keys.null_count, offsets[~good]
-        zeros = np.zeros(rows, np.int64)
-        keys, bad, reasons = _Keys(raw_keys, zeros, zeros, good), np.empty(0, np.int64), []
-    else:
-        size_ms = shape.size_ms if shape.kind == "window" else None
-        decoded = decode_keys(raw_keys, rules.key_format, size_ms=size_ms, checks=rules.checks)
-        bad = np.flatnonzero(decoded.bad) if decoded.bad_rows else np.empty(0, np.int64)
-        if len(bad) and rules.on_key_error == OnError.FAIL:
-            partition = batch.column("partition")[0].as_py()
-            decoded.require_good(offsets=offsets, topic=shape.topic, partition=partition)
-        reasons = [decoded.reason(int(row)) for row in bad]
-        good = decoded.good
-        counts.null_keys = rows - int(np.count_nonzero(good)) - len(bad)
-        if counts.null_keys:
-            dropped["null_keys"] = offsets[~good & ~decoded.bad]
-        if shape.kind == "session":
-            keys = _Keys(decoded.inner, decoded.end, decoded.start, good)
+class _Decoding:
+    """One batch while it is decoded, and the outcome of the records that give no row."""
+
+    def __init__(self, rules: TableRules, batch: pa.RecordBatch) -> None:
+        self.rules, self.batch = rules, batch
+        self.offsets: Int64s = batch.column("offset").to_numpy()
+        self.counts, self.dropped, self.letters = Counts(), dict[str, Int64s](), list[pa.RecordBatch]()
+
+    @property
+    def partition(self) -> int:
+        return int(self.batch.column("partition")[0].as_py())
+
+    def place(self, row: int) -> str:
+        """Return where a record lies, in words."""
+        return f"topic {self.rules.shape.topic} partition {self.partition} offset {int(self.offsets[row])}"
+
+    def keys(self) -> _Keys:
+        shape, rows, raw_keys = self.rules.shape, self.batch.num_rows, self.batch.column("key")
+        if not shape.is_windowed:
+            good = np.ones(rows, np.bool_)
+            if raw_keys.null_count:
+                good = raw_keys.is_valid().to_numpy(zero_copy_only=False)
+                self.counts.null_keys, self.dropped["null_keys"] = raw_keys.null_count, self.offsets[~good]
+            zeros = np.zeros(rows, np.int64)
+            keys, bad, reasons = _Keys(raw_keys, zeros, zeros, good), np.empty(0, np.int64), []
         else:
-            keys = _Keys(decoded.inner, decoded.start, np.zeros(rows, np.int64), good)
-    unreadable, why = _unreadable_keys(rules, keys)
-    if len(unreadable):
-        if rules.on_key_error == OnError.FAIL:
-            raise WindowedKeyFormatError(
-                f"topic {shape.topic} partition {batch.column('partition')[0].as_py()} offset "
-                f"{int(offsets[unreadable[0]])}: the key cannot be read as {rules.key!r}: {why[0]}. Give the serde "
-                "its producer used, or set such records aside with on_key_error='keep'"
+            size_ms = shape.size_ms if shape.kind == "window" else None
+            decoded = decode_keys(raw_keys, self.rules.key_format, size_ms=size_ms, checks=self.rules.checks)
+            bad = np.flatnonzero(decoded.bad) if decoded.bad_rows else np.empty(0, np.int64)
+            if len(bad) and self.rules.on_key_error == OnError.FAIL:
+                decoded.require_good(offsets=self.offsets, topic=shape.topic, partition=self.partition)
+            reasons = [decoded.reason(int(row)) for row in bad]
+            good = decoded.good
+            self.counts.null_keys = rows - int(np.count_nonzero(good)) - len(bad)
+            if self.counts.null_keys:
+                self.dropped["null_keys"] = self.offsets[~good & ~decoded.bad]
+            if shape.kind == "session":
+                keys = _Keys(decoded.inner, decoded.end, decoded.start, good)
+            else:
+                keys = _Keys(decoded.inner, decoded.start, np.zeros(rows, np.int64), good)
+        decoded_keys = None if type(self.rules.key) is Bytes else self.rules.key.decode_column(keys.inner)
+        if decoded_keys is not None and len(decoded_keys.bad_rows):
+            unreadable, why = decoded_keys.bad_rows, decoded_keys.reasons
+            if self.rules.on_key_error == OnError.FAIL:
+                raise WindowedKeyFormatError(
+                    f"{self.place(unreadable[0])}: the key cannot be read as {self.rules.key!r}: {why[0]}. Give the "
+                    "serde its producer used, or set such records aside with on_key_error='keep'"
+                )
+            keys.good = keys.good.copy()
+            keys.good[unreadable] = False
+            bad, reasons = np.concatenate([bad, unreadable]), [*reasons, *why]
+        if len(bad):
+            self.counts.bad_keys, self.dropped["bad_keys"] = len(bad), self.offsets[np.sort(bad)]
+            if self.rules.on_key_error == OnError.KEEP:
+                self.letters.append(letters_of(self.batch, bad, reasons))
+        return keys
+
+    def keep(self, keys: _Keys) -> Flags:
+        """Return which records have a good key and a good value."""
+        if type(self.rules.value) is Bytes:
+            return keys.good
+        decoded = self.rules.value.decode_column(self.batch.column("value"))
+        if len(decoded.bad_rows) == 0:
+            return keys.good
+        mine = keys.good[decoded.bad_rows]
+        bad = decoded.bad_rows[mine]
+        if not len(bad):
+            return keys.good
+        reasons = [reason for reason, is_mine in zip(decoded.reasons, mine, strict=True) if is_mine]
+        policy = self.rules.consumed.on_value_error
+        if policy == OnError.FAIL:
+            more = f" (and {len(bad) - 1} more in this batch)" if len(bad) > 1 else ""
+            raise CorruptError(
+                f"{self.place(bad[0])} cannot be read: {reasons[0]}{more}. Mend the producer, declare the value as it "
+                "is, or set such records aside with Consumed(…, on_value_error='keep')",
+                offset=int(self.offsets[bad[0]]),
+                kafka_name=None,
             )
-        keys.good = keys.good.copy()
-        keys.good[unreadable] = False
-        bad, reasons = np.concatenate([bad, unreadable]), [*reasons, *why]
-    if len(bad):
-        counts.bad_keys, dropped["bad_keys"] = len(bad), offsets[np.sort(bad)]
-        if rules.on_key_error == OnError.KEEP:
-            letters.append(letters_of(batch, bad, reasons))
-    return keys
-
-
-def _unreadable_keys(rules: TableRules, keys: _Keys) -> tuple[Int64s, list[str]]:
-    if type(rules.key) is Bytes:
-        return np.empty(0, np.int64), []
-    decoded = rules.key.decode_column(keys.inner)
-    return decoded.bad_rows, list(decoded.reasons)
-
-
-def _without_bad_values(
-    rules: TableRules,
-    batch: pa.RecordBatch,
-    keys: _Keys,
-    offsets: Int64s,
-    letters: list[pa.RecordBatch],
-    counts: Counts,
-    dropped: dict[str, Int64s],
-) -> Flags:
-    if type(rules.value) is Bytes:
-        return keys.good
-    decoded = rules.value.decode_column(batch.column("value"))
-    if len(decoded.bad_rows) == 0:
-        return keys.good
-    mine = keys.good[decoded.bad_rows]
-    bad = decoded.bad_rows[mine]
-    if not len(bad):
-        return keys.good
-    reasons = [reason for reason, is_mine in zip(decoded.reasons, mine, strict=True) if is_mine]
-    policy = rules.consumed.on_value_error
-    if policy == OnError.FAIL:
-        offset, partition = int(offsets[bad[0]]), batch.column("partition")[0].as_py()
-        more = f" (and {len(bad) - 1} more in this batch)" if len(bad) > 1 else ""
-        raise CorruptError(
-            f"topic {rules.shape.topic} partition {partition} offset {offset} cannot be read: {reasons[0]}{more}. Mend "
-            "the producer, declare the value as it is, or set such records aside with "
-            "Consumed(…, on_value_error='keep')",
-            offset=offset,
-            kafka_name=None,
-        )
-    if policy == OnError.KEEP:
-        letters.append(letters_of(batch, bad, reasons))
-    counts.bad_values, dropped["bad_values"] = len(bad), offsets[bad]
-    keep = keys.good.copy()
-    keep[bad] = False
-    return keep
+        if policy == OnError.KEEP:
+            self.letters.append(letters_of(self.batch, bad, reasons))
+        self.counts.bad_values, self.dropped["bad_values"] = len(bad), self.offsets[bad]
+        keep = keys.good.copy()
+        keep[bad] = False
+        return keep
 
 
 def _times(column: pa.Array) -> Int64s:

@@ -1,25 +1,14 @@
 """The builder of a table: claim the lease, restore the last commit, read the topic, commit.
 
-Materialiser: topic → consumer → bounded buffer → drainer → rows, and commits of all of it.
-
     consumer  reads ahead, validates with the consumer's validator, fills the buffer
     drainer   empties it, validates with the drainer's validator, writes rows, advances the position
 
-M1  a commit is one storage checkpoint: rows, positions and the drainer's validation states are those of one moment
-    between two pieces. The consumer's position, further on, is in no commit; a restart reads those records again.
+M1  a commit is one storage checkpoint: rows, positions and the drainer's validation states of one moment.
 M2  rows of a piece are in storage before its position advances; repeating a piece after a failure changes nothing.
 M3  after a fault nothing is committed any more: the first error stops the builder, and `check` raises it.
-M4  only the holder of the lease commits; another one's takeover shows as `FencedError`.
 
-Claim: take the lease, restore the last commit, continue from there. A claim may be repeated: it returns None while
-another process has the lease, and a builder as soon as that one has ended, released it or died. Invalid requests are
-refused before the lease is taken, and a claim that fails releases the lease.
-
-Thread rules:
-
-- materialiser: `consume_once` on one thread, `drain_once` and `commit` on one thread, which may be the same; `run`
-  starts one for each. Waiting for positions is safe from any.
-- claim: one thread at a time.
+Thread rules: `consume_once` on one thread, `drain_once` and `commit` on one, which may be the same; `run` starts one
+for each. Waiting for positions is safe from any. A claim: one thread at a time.
 """
 
 from __future__ import annotations
@@ -168,7 +157,7 @@ class Materialiser:
             rows = sum(state.index.total_rows for state in self.source.partitions)
             commit = self.commits.add(token, self.source.positions, rows, self._clock.now_ms())
         except FencedError as error:
-            self.error = error  # for good: another process builds the table now (M4)
+            self.error = error  # for good: another process builds the table now
             raise
         self._dirty, self._uncommitted_bytes = False, 0
         self._committed_at_ms = self._clock.monotonic_ms()

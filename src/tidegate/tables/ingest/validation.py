@@ -1,21 +1,11 @@
 """The two validators of a partition, in front of the buffer and behind it, and the check for updates out of order.
 
 Records without any header have no numbering: neither validator checks them, so they pass and only move the position.
-That is the common case of topics that other programs write, and half the cost of validating.
+That is the common case of topics that other programs write, and half the cost of validating. The drainer's saved state
+has the same offset as the rows it is saved with; a fault that stops the partition is raised after the records before
+it were stored, and nothing is saved any more.
 
-V1  the saved state of the drainer has the same offset as the rows it is saved with.
-V2  a fault that stops the partition is raised after the records before it were stored, and nothing is saved any more.
-
-The order watch detects updates that are older than the values they replace, and logs one warning a minute for each
-partition. The later offset wins, whatever the timestamps; but a producer that writes updates of one window out of
-order deserves a warning. A batch whose timestamps do not decrease cannot hold such an update and costs nothing. Else
-the first rows that went back are looked up, at most `MOST_LOOKED_AT` of a batch, until one is found; so a warning is
-never wrong, and in a busy topic it may come later than the first case.
-
-Thread rules:
-
-- validation: as `integrity.replica`: `consume` in one thread, `drain` and `saved` in one thread.
-- order watch: the draining thread's.
+Thread rules: `consume` in one thread; `drain`, `saved` and the order watch in the draining thread.
 """
 
 from __future__ import annotations
@@ -35,6 +25,7 @@ from tidegate.integrity.state import max_age_of
 from tidegate.integrity.validator import Judged, policy_of
 from tidegate.integrity.verdicts import Verdict, tolerance_of
 from tidegate.metrics import Metrics
+from tidegate.tables.ingest.consumer import first_and_end
 from tidegate.tables.options import Consumed, TableShape
 from tidegate.tables.snapshot import PartitionState
 
@@ -107,9 +98,8 @@ class Validation:
 
 def rules_of(log: Any, topic: str, partition: int) -> ValidationRules:
     """Return the validation rules of a topic: gaps of compaction are tolerated, and a head that aged out."""
-    with log.reader(topic, [partition], start="earliest") as probe:
-        head_is_gone = probe.positions()[partition] > 0
-    return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=head_is_gone)
+    first, _ = first_and_end(log, topic, partition)
+    return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=first > 0)
 
 
 def repeats_of(judged: Judged) -> int:

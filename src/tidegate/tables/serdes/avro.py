@@ -1,6 +1,4 @@
-"""Avro as a serde with a schema registry (extra `avro`).
-
-Values are framed the way producers with a schema registry frame them.
+"""Avro as a serde with a schema registry (extra `avro`), framed as Kafka's Avro producers frame it.
 
 | bytes | hold |
 |---|---|
@@ -8,18 +6,13 @@ Values are framed the way producers with a schema registry frame them.
 | 1-4 | the schema's number in the registry, big-endian |
 | 5- | the value, in Avro's binary encoding, by that schema |
 
-A value is read with the schema it was written with and resolved to the declared one, as Avro says; without a
-declared schema it is read as written. Values are written with the declared schema, registered under the subject.
-fastavro reads and writes one value at a time, so columns go through Python objects here, unlike JSON's.
+A value is read with the schema it was written with and resolved to the declared one. fastavro reads and writes one
+value at a time, so columns go through Python objects here. A schema's number never changes, so schemas are cached. A
+registry that cannot be reached or fails is `UnavailableError`, one that does not know or refuses a schema is
+`InvalidError`.
 
-The registry client uses the protocol of Kafka's Avro producers: `GET /schemas/ids/{id}`, `POST
-/subjects/{subject}/versions`, `GET /subjects/{subject}/versions/latest`. The schema of a number never changes, so
-schemas are cached; at most `kept` of them.
-
-Every request has a timeout. A registry that cannot be reached or fails is `UnavailableError`, one that does not know
-or refuses a schema is `InvalidError`.
-
-Thread rule: serdes are values for any thread. The registry has one lock around its cache; requests run in parallel.
+Thread rule: serdes are values for any thread; the registry has one lock around its cache, and requests run in
+parallel.
 """
 
 from __future__ import annotations
@@ -33,11 +26,10 @@ import urllib.parse
 from collections.abc import Collection
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.tables.serdes.base import DecodedColumn
+from tidegate.tables.serdes.base import DecodedColumn, decode_one_by_one
 
 # --- schema registry
 
@@ -242,16 +234,7 @@ class Avro:
         return pa.array([self.encode(value) for value in values.to_pylist()], pa.binary())
 
     def decode_column(self, raw: pa.Array) -> DecodedColumn:
-        rows = raw.cast(pa.binary()).to_pylist()
-        values: list[Any] = [None] * len(rows)
-        bad: dict[int, str] = {}
-        for row, one in enumerate(rows):
-            try:
-                values[row] = self.decode(one)
-            except CorruptError as error:
-                bad[row] = str(error)
-        typed = pa.array(values, self.arrow_type)
-        return DecodedColumn(typed, np.array(list(bad), np.int64), tuple(bad.values()))
+        return decode_one_by_one(self, raw)
 
     def _writer(self, number: int) -> Any:
         known = self._writers.get(number)

@@ -1,29 +1,12 @@
-"""Serdes convert keys and values to bytes and back, one at a time and by column.
+"""Serdes convert keys and values to bytes and back, one at a time and by column: bytes, text, numbers, windowed keys.
 
-This module has the serdes of bytes, text, numbers and windowed keys.
+The bytes are those of Kafka's serdes of these names: UTF-8 text, numbers big-endian. None is written as null, and
+null is read as None. Reading is strict: bytes that are no such value are refused and never repaired, with
+`CorruptError`; in a column they are a bad row with a reason (`DecodedColumn`).
 
-| serde | bytes | Python, Arrow |
-|---|---|---|
-| `Bytes` | themselves | bytes, binary |
-| `String` | UTF-8 | str, string |
-| `Int`, `Long` | 4, 8 bytes, big-endian, signed | int, int32, int64 |
-| `Double` | 8 bytes, big-endian, IEEE 754 | float, double |
-| `Json` (`tables/serdes/json.py`) | JSON text | dict, struct |
-| `Avro` (`tables/serdes/avro.py`) | Avro, framed by a schema registry | dict, struct |
-| `windowed(serde, …)` (`tables/serdes/base.py`) | the inner bytes and a window | Windowed, struct |
-
-The bytes are those of Kafka's serdes of these names. None is written as null, and null is read as None. Reading is
-strict: bytes that are no such value, like text that is not UTF-8, are refused and never repaired.
-
-A value that cannot be read raises `CorruptError`; in a column it is a bad row with a reason (`DecodedColumn`).
-
-A serde of windowed keys wraps an inner serde.
-
-`windowed(String(), size="1m")` reads and writes what Kafka Streams' time windowed serde does, and
-`windowed(String(), size="1m", key_format="changelog")` what its stores and their changelogs hold; without a size it
-is sessions. Wrapping a windowed serde again is a `TypeError`: its bytes would carry two windows.
-
-A column is read into a struct of key, window_start and window_end. Values; use them from any thread.
+`windowed(String(), size="1m")` reads and writes what Kafka Streams' time windowed serde does, and with
+`key_format="changelog"` what its stores and their changelogs hold; without a size it is sessions. A column of windowed
+keys is a struct of key, window_start and window_end.
 
 Thread rule: serdes are values.
 """
@@ -140,7 +123,10 @@ class String:
         try:
             return None if raw is None else raw.decode()
         except UnicodeDecodeError as error:
-            raise CorruptError(_not_text(raw or b"", error), kafka_name=None) from None
+            bad, size = (raw or b"")[error.start], len(raw or b"")
+            raise CorruptError(
+                f"not UTF-8 text: byte {error.start} of {size} is {bad:#04x}", kafka_name=None
+            ) from None
 
     def encode_column(self, values: pa.Array) -> pa.BinaryArray:
         if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
@@ -294,10 +280,6 @@ def _wrong(name: str, value: object) -> TypeError:
     return TypeError(f"serde {name} does not write a {type(value).__name__}")
 
 
-def _not_text(raw: bytes, error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 text: byte {error.start} of {len(raw)} is {raw[error.start]:#04x}"
-
-
 # --- windowed
 
 K = TypeVar("K")
@@ -349,9 +331,8 @@ class WindowedSerde(Generic[K]):
             values.type.names
         ):
             raise TypeError(f"serde {self.name} writes columns of {self.arrow_type}, not of {values.type}")
-        key, start, end = values.flatten()[:3] if values.type.names[:3] == self.arrow_type.names else (
-            _member(values, name) for name in self.arrow_type.names
-        )  # fmt: skip
+        members = dict(zip(values.type.names, values.flatten(), strict=True))
+        key, start, end = (members[name] for name in self.arrow_type.names)
         is_session = self.key_format is KeyFormat.SESSION
         return encode_keys(
             self.inner.encode_column(key),
@@ -404,7 +385,3 @@ def require_raw(serde: Any) -> None:
     if isinstance(serde, type) or not isinstance(serde, Serde):
         shown = serde.__name__ if isinstance(serde, type) else type(serde).__name__
         raise TypeError(f"{shown} is no serde; give one like String() or Long()")
-
-
-def _member(values: pa.StructArray, name: str) -> pa.Array:
-    return values.flatten()[values.type.get_field_index(name)]

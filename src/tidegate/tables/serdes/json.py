@@ -1,27 +1,15 @@
 """JSON as a serde over whole columns, and serdes by their names.
 
-Reading. A column of JSON bytes becomes typed Arrow columns, as declared, with no Python object per record. One
-kernel pass reads the rows that it can read exactly (`kernels/json_rows`). Other rows are read one by one by the
-standard library (`json_values`), which also says why a row is bad. Fields of types that the kernel does not know
-(decimal, timestamp, date, lists, structs) leave it as JSON text and are converted a column at a time by Arrow; if
-Arrow refuses some row of the column, that column's rows are read one by one.
+One kernel pass reads the rows that it can read exactly (`kernels/json_rows`) into typed Arrow columns. Other rows are
+read one by one (`json_values`), which also says why a row is bad. Types that the kernel does not know leave it as JSON
+text and are converted a column at a time.
 
 I1  every value is the one the text says: the nearest double, the whole number, the text; never a guess.
-I2  a row that is not as declared is bad as a whole: its row number and the reason are given, its columns are null.
-I3  a null value is no row: absent, with null columns, and neither good nor bad.
+I2  a row that is not as declared is bad as a whole: its number and the reason are given, its columns are null. A null
+    value is no row: absent, neither good nor bad.
 
-Serde. `Json(order_id="string", amount="double")` writes objects with exactly these fields, in this order, without
-blanks; null fields are written as null. `Json()` declares nothing: one value at a time it is any JSON value, and in
-columns it stays text. Columns are written with no Python object per record; lists and structs are the exception.
-Doubles are written with the fewest digits that read back as the same double; `NaN` and infinities have no JSON and
-are refused.
-
-Names. `serde_from` reads a serde from its name, as a command line says it (`long`) or as Python writes it
-(`Json(amount='double')`), for programs that know a table only from what is stored. What is stored is a serde's
-`repr`; it is read as a constant expression, never run. A serde that text cannot express (a user's own, Avro with its
-registry) gives `None`; callers then use bytes.
-
-Thread rule: serdes and decoders are values; use them from any thread.
+Objects are written with exactly the declared fields, in their order, without blanks, and doubles with the fewest
+digits that read back the same. What is stored of a serde is its `repr`, read as a constant expression and never run.
 """
 
 from __future__ import annotations
@@ -91,6 +79,8 @@ class JsonDecoder:
         names = [name.encode() for name in fields]
         self._names = np.frombuffer(b"".join(names), np.uint8)
         self._name_bounds = np.cumsum([0, *map(len, names)], dtype=np.int32)
+        # absent and bad rows are null in every column, whatever was declared
+        self.nullable_schema = pa.schema([field.with_nullable(True) for field in self.schema])
         kinds = [self._kind(field.type) for field in self.schema]
         self._kinds = np.array(kinds, np.int32)
         is_text = self._kinds >= kernel.STRING
@@ -119,7 +109,7 @@ class JsonDecoder:
         if len(slow):
             arrays = self._read_slowly(column, arrays, slow, bad)
         bad_rows = np.array(sorted(bad), np.int64)
-        batch = pa.record_batch(arrays, schema=_nullable(self.schema))
+        batch = pa.record_batch(arrays, schema=self.nullable_schema)
         if len(bad_rows):
             batch = _blank(batch, bad_rows)
         return DecodedValues(batch, ~column.present, bad_rows, tuple(bad[row] for row in bad_rows.tolist()))
@@ -192,11 +182,6 @@ def _narrow(numbers: pa.Int64Array, kind: pa.DataType) -> tuple[pa.Array, Int64s
     if len(rows):
         numbers = pc.if_else(pa.array(outside), pa.scalar(None, pa.int64()), numbers)
     return numbers.cast(kind), rows
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Make absent and bad rows null in every column, whatever was declared."""
-    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def _blank(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
@@ -280,7 +265,7 @@ class Json:
         if not pa.types.is_struct(values.type):
             raise TypeError(f"serde json writes columns of {self.arrow_type}, not of {values.type}")
         batch = pa.RecordBatch.from_struct_array(values)
-        written = encode_objects(batch.select(list(self.fields)).cast(self._nullable_schema()))
+        written = encode_objects(batch.select(list(self.fields)).cast(self.decoder.nullable_schema))
         if values.null_count:
             written = pc.if_else(values.is_valid(), written, pa.scalar(None, pa.binary()))
         return written
@@ -291,12 +276,9 @@ class Json:
         decoded = self.decode_values(raw)
         good = decoded.good
         values = pa.StructArray.from_arrays(
-            decoded.batch.columns, fields=list(self._nullable_schema()), mask=pa.array(~good)
+            decoded.batch.columns, fields=list(self.decoder.nullable_schema), mask=pa.array(~good)
         )
         return DecodedColumn(values, decoded.bad_rows, decoded.reasons)
-
-    def _nullable_schema(self) -> pa.Schema:
-        return pa.schema([field.with_nullable(True) for field in self.schema])
 
     def __repr__(self) -> str:
         return f"Json({', '.join(f'{name}={declared!r}' for name, declared in self.fields.items())})"

@@ -1,47 +1,17 @@
-"""JSON values one at a time, exactly: declared fields, values, texts and objects.
+"""JSON values exactly: declared fields, single values, columns of texts, and columns written as objects.
 
-Rows that the kernel does not read are read here one at a time: slow, and exact.
-
-The standard library's parser reads the text; numbers stay the text they are until the declared type is known, so
-nothing is rounded on the way. A field that occurs twice has its last value, as in every common parser; `NaN` and
-`Infinity` are not JSON; half a surrogate pair is no text; undeclared names are ignored.
-
-`Refused` carries why a row is bad, in words.
-
-Declarations name fields and their Arrow types:
-
-| written | Arrow type | JSON it is read from |
+| declared | Arrow type | JSON it is read from |
 |---|---|---|
-| `string` | string | a string |
-| `int`, `long`, `int32`, `uint8`, … | that integer | a number in range, without fraction and exponent |
-| `double`, `float64` | double | any number that a double can hold; the nearest double |
-| `bool` | bool | true, false |
+| `string`, `bool`, `int`, `int32`, `uint8`, … | that type | a string; true, false; a whole number in range |
+| `double` | double | any number that a double can hold; the nearest double |
 | `decimal(18,2)` | decimal128 | a number, or a string that is one; refused if it has more places |
 | `timestamp`, `timestamp[us]` | in UTC | an ISO 8601 string with its offset, or a whole number in the type's unit |
 | `date` | date32 | a string like 2026-01-31 |
-| `list<…>`, `struct<a: …, b: …>` | list, struct | the same inside |
-| an Arrow type or field, `field("double", optional=True)` | itself | as above |
+| `list<…>`, `struct<a: …>`, an Arrow type or field | the same | the same inside |
 
-ISO 8601 is read as Python, Java and JavaScript write it: `T` or a blank, seconds and fraction or none, `Z`,
-`+02:00`, `+0200`, `+02`, and the name of a zone in brackets behind the offset, which changes nothing. Digits of a
-fraction beyond the type's unit are cut off. A time without an offset could be in any zone, and is refused; declared
-as `pa.timestamp("ms")` it is taken for UTC. `timestamp` counts milliseconds.
-
-`"string not null"`, or an Arrow field that is not nullable, refuses null and absent; everything else may be null.
-Values only.
-
-A column of JSON texts, one value each, to one typed Arrow column: decimals, moments, lists and structs.
-
-Arrow converts whole columns where its rules are ours; where it refuses a column, or might read some text more
-generously than declared, the values are read one by one (`json_values`). Texts come from the kernel, so each one is
-valid JSON. A row that is not as declared becomes null, with a reason.
-
-Columns to JSON objects: numbers by a kernel, everything else as texts that Arrow makes, one pass over all rows.
-
-Whole numbers and doubles are most of what results consist of, and the kernel writes them straight into the objects.
-Doubles that it does not write (`kernels/json_rows`) and columns of other types come as texts.
-
-Thread rule: pure functions.
+Numbers stay text until the declared type is known, so nothing is rounded on the way. A time without an offset is
+refused, except for `pa.timestamp("ms")`; digits beyond the unit are cut off. `NaN` is not JSON, half a surrogate pair
+is no text, undeclared names are ignored; `"… not null"` refuses null and absent. `Refused` says why a row is bad.
 """
 
 from __future__ import annotations
@@ -50,7 +20,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -155,8 +125,8 @@ def _checked(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
     if pa.types.is_list(kind):
         _checked(name, kind.value_type, depth + 1)
     elif pa.types.is_struct(kind):
-        for index in range(kind.num_fields):
-            _checked(name, kind.field(index).type, depth + 1)
+        for member in kind:
+            _checked(name, member.type, depth + 1)
     elif pa.types.is_float32(kind) or pa.types.is_float16(kind):
         raise InvalidError(
             f"field {name!r}: numbers would be rounded twice on their way to {kind}; use double"
@@ -320,8 +290,7 @@ def _list(value: Any, kind: pa.DataType, where: str) -> list[Any]:
 def _struct(value: Any, kind: pa.DataType, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _other(value, kind, where)
-    fields = [kind.field(index) for index in range(kind.num_fields)]
-    return {one.name: convert(value.get(one.name), one, f"{where}.{one.name}") for one in fields}
+    return {one.name: convert(value.get(one.name), one, f"{where}.{one.name}") for one in kind}
 
 
 _READERS: Final[list[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.DataType, str], Any]]]] = [
@@ -353,7 +322,7 @@ def _has_moment(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return _has_moment(kind.value_type)
     if pa.types.is_struct(kind):
-        return any(_has_moment(kind.field(index).type) for index in range(kind.num_fields))
+        return any(_has_moment(one.type) for one in kind)
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
 
 
@@ -361,8 +330,7 @@ def _with_numbers(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_with_numbers(kind.value_type))
     if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.struct([pa.field(one.name, _with_numbers(one.type), one.nullable) for one in fields])
+        return pa.struct([pa.field(one.name, _with_numbers(one.type), one.nullable) for one in kind])
     if pa.types.is_timestamp(kind):
         return pa.int64()
     return pa.int32() if pa.types.is_date32(kind) else kind
@@ -442,8 +410,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return kind.value_field.nullable and _is_plain(kind.value_type)
     if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return all(one.nullable and _is_plain(one.type) for one in fields)
+        return all(one.nullable and _is_plain(one.type) for one in kind)
     return kind in _NESTED_LEAVES
 
 
@@ -483,94 +450,69 @@ Int64s = npt.NDArray[np.int64]
 _LEAST = -(2**63)
 
 
-class _Fields:
-    """The kernel's arguments, collected field by field."""
+class _Column(NamedTuple):
+    """One column as the kernel takes it: `numbers` (with powers of ten), texts, or both."""
 
-    def __init__(self, rows: int, texts: Texts) -> None:
-        self._rows, self._texts = rows, texts
-        self.names: list[bytes] = []
-        self.kinds: list[int] = []
-        self.slots: list[int] = []
-        self.cursors: list[int] = []
-        self.numbers: list[Int64s] = []
-        self.powers: list[Bytes] = []
-        self.valid: list[Bytes] = []
-        self.pieces: list[pa.StringArray] = []
-        self.text_count = 0
+    kind: int
+    valid: Bytes
+    numbers: Int64s | None
+    powers: Bytes | None
+    texts: pa.StringArray | None
 
-    def add(self, name: str, column: pa.Array) -> None:
-        opening = "{" if not self.names else ","
-        self.names.append((opening + json.dumps(name, ensure_ascii=False) + ":").encode())
-        self.valid.append(present_rows(column).view(np.uint8))
-        if pa.types.is_integer(column.type) and column.type != pa.uint64():
-            numbers = _filled(column.cast(pa.int64()), 0)
-            if not len(numbers) or int(numbers.min()) > _LEAST:
-                self._put(kernel.INTEGER, numbers, np.zeros(0, np.uint8), None)
-                return
-        elif pa.types.is_floating(column.type):
-            self._add_doubles(name, column.cast(pa.float64()))
-            return
-        self._put(kernel.TEXTS, np.zeros(0, np.int64), np.zeros(0, np.uint8), self._texts(column, name))
 
-    def _add_doubles(self, name: str, column: pa.Array) -> None:
-        values = _filled(column, 0.0)
-        numbers, powers = np.empty(self._rows, np.int64), np.empty(self._rows, np.uint8)
-        texts = None
-        if kernel.find_decimals(values, kernel.TENS, numbers, powers):
-            rows = np.flatnonzero(powers == kernel.NO_POWER)
-            texts = self._texts(column.take(pa.array(rows)), name)
-        self._put(kernel.DECIMAL, numbers, powers, texts)
-
-    def _put(self, kind: int, numbers: Int64s, powers: Bytes, texts: pa.StringArray | None) -> None:
-        self.kinds.append(kind)
-        self.slots.append(len(self.numbers))
-        self.cursors.append(self.text_count)
-        if kind != kernel.TEXTS:
-            self.numbers.append(numbers)
-            self.powers.append(powers if len(powers) else np.zeros(self._rows, np.uint8))
-        if texts is not None:
-            self.pieces.append(texts)
-            self.text_count += len(texts)
+def _column(name: str, column: pa.Array, texts: Texts) -> _Column:
+    valid = present_rows(column).view(np.uint8)
+    if pa.types.is_integer(column.type) and column.type != pa.uint64():
+        numbers = _filled(column.cast(pa.int64()), 0)
+        if not len(numbers) or int(numbers.min()) > _LEAST:
+            return _Column(kernel.INTEGER, valid, numbers, np.zeros(len(column), np.uint8), None)
+    elif pa.types.is_floating(column.type):
+        column = column.cast(pa.float64())
+        numbers, powers = np.empty(len(column), np.int64), np.empty(len(column), np.uint8)
+        others = None
+        if kernel.find_decimals(_filled(column, 0.0), kernel.TENS, numbers, powers):
+            others = texts(column.take(pa.array(np.flatnonzero(powers == kernel.NO_POWER))), name)
+        return _Column(kernel.DECIMAL, valid, numbers, powers, others)
+    return _Column(kernel.TEXTS, valid, None, None, texts(column, name))
 
 
 def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
     """Write one object for each row; `texts` makes the JSON texts of a column, and refuses values without JSON."""
-    rows, made = batch.num_rows, _Fields(batch.num_rows, texts)
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        made.add(field.name, column)
-    column = binary_column(_joined(made.pieces))
-    name_bytes = sum(map(len, made.names))
-    numbers = sum(kind != kernel.TEXTS for kind in made.kinds)
-    room = (
-        rows * (name_bytes + 1 + 4 * len(made.names) + kernel.LONGEST_NUMBER * numbers) + column.total_bytes
-    )
+    rows, schema = batch.num_rows, batch.schema
+    names = [f",{json.dumps(name, ensure_ascii=False)}:".encode() for name in schema.names]
+    names[0] = b"{" + names[0][1:]
+    made = [_column(*each, texts) for each in zip(schema.names, batch.columns, strict=True)]
+    numeric = [each for each in made if each.numbers is not None]
+    pieces = [each.texts for each in made if each.texts is not None]
+    # the texts of a single column are not copied
+    joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces or [pa.array([], pa.string())])
+    text, name_bytes = binary_column(joined), sum(map(len, names))
+    room = rows * (name_bytes + 1 + 4 * len(names) + kernel.LONGEST_NUMBER * len(numeric)) + text.total_bytes
     ends = np.empty(rows + 1, np.int32)
     # From Arrow's pool, whose pages are reused: new pages cost as much as writing into them.
     content = np.frombuffer(pa.allocate_buffer(room_for(room, "a column of JSON")), np.uint8)
     size = kernel.write_json_objects(
         rows,
-        np.frombuffer(b"".join(made.names), np.uint8),
-        np.cumsum([0, *map(len, made.names)], dtype=np.int32),
-        np.array(made.kinds, np.int32),
-        np.array(made.slots, np.int32),
-        _behind(made.numbers, np.int64),
-        _behind(made.powers, np.uint8),
-        _behind(made.valid, np.uint8),
-        column.content,
-        np.ascontiguousarray(column.bounds),
+        np.frombuffer(b"".join(names), np.uint8),
+        np.cumsum([0, *map(len, names)], dtype=np.int32),
+        np.array([each.kind for each in made], np.int32),
+        _starts([int(each.numbers is not None) for each in made], np.int32),
+        _behind([each.numbers for each in numeric], np.int64),
+        _behind([each.powers for each in numeric], np.uint8),
+        _behind([each.valid for each in made], np.uint8),
+        text.content,
+        np.ascontiguousarray(text.bounds),
         kernel.NULL,
-        np.array(made.cursors, np.int64),
+        _starts([0 if each.texts is None else len(each.texts) for each in made], np.int64),
         ends,
         content,
     )
     return make_binary(ends, content[:size], None)
 
 
-def _joined(pieces: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Concatenate the texts of all columns; the texts of a single column are not copied."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+def _starts(sizes: Sequence[int], kind: type[np.generic]) -> npt.NDArray[Any]:
+    """Return where each of consecutive parts begins."""
+    return np.cumsum([0, *sizes[:-1]]).astype(kind)
 
 
 def _filled(column: pa.Array, instead: float) -> npt.NDArray[Any]:
@@ -579,7 +521,7 @@ def _filled(column: pa.Array, instead: float) -> npt.NDArray[Any]:
     return np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
 
 
-def _behind(arrays: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+def _behind(arrays: Sequence[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
     if len(arrays) == 1:
         return np.ascontiguousarray(arrays[0])
     return np.concatenate(arrays) if arrays else np.zeros(0, kind)

@@ -1,36 +1,15 @@
 """Versions of a table: their record, the catalog that publishes it, and why one failed.
 
-    versions = Versions(backend, "users")
-    versions.swap(3); versions.rollback(); versions.list().current
-
-Catalog: one published record, `tables/T/versions`, changed by compare-and-swap only. The record decides which
-changes are valid; `push` deletes files.
-
-C1  every change is one publish: a pure function of the current record, repeated if another process was faster. A swap
-    and a rollback therefore take as long as one small write, whatever the versions' size.
-C2  reading takes no lock, and sees the record before or after a change.
-
-Record: all that is known of a table's versions, as one small value, and its changes as pure functions.
-
     pushing ──► ingesting ──► ready ──► retired ──► (gone)
         └───────────┴──► failed ──────────┘
 
 V1  only a `ready` version is ever current, and the current one is never retired: readers never see a half version.
 V2  a number is given out once, also if its version is gone.
-V3  a state moves forward along the arrows only; `failed` is final. A push that was presumed dead finds its version
-    failed, and can no longer publish it.
+V3  a state moves forward along the arrows only. A push that was presumed dead finds its version failed.
+C1  every change is one compare-and-swap of one small record, `tables/T/versions`: a pure function of the current one,
+    repeated if another process was faster. Reading takes no lock.
 
-The record's bytes are msgpack of `VersionList`, by field names; `version` is that of the format.
-
-Report: why a version failed, in words: which record of which producer is missing, changed or late, and which
-commands show more. A finding of the validator becomes a `Fault`. For a gap the rest of the partition is searched:
-missing records may follow later, and then they are late and not lost.
-
-Thread rules:
-
-- catalog: from any thread.
-- record: values and pure functions.
-- report: pure functions, except for reading the log.
+Thread rule: values and pure functions; the catalog from any thread.
 """
 
 from __future__ import annotations
@@ -52,6 +31,7 @@ from tidegate.integrity.columns import IntegrityColumns, read_columns
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.verdicts import Finding, Rule, Verdict
 from tidegate.kernels.integrity import MANAGED
+from tidegate.tables.commits import read_record
 from tidegate.tables.options import TableShape
 
 if TYPE_CHECKING:
@@ -464,17 +444,11 @@ def versioned_tables(backend: StorageBackend) -> list[str]:
 
 def load_versions(backend: StorageBackend, table: str) -> tuple[VersionList, str] | None:
     """Return the current record and its version; None if the table has none."""
-    found = backend.read_published(versions_name(table))
+    remedy = f"restore {versions_name(table)} from a copy, or push the table anew into another state folder"
+    found = read_record(backend, versions_name(table), VersionList, f"the versions of table {table}", remedy)
     if found is None:
         return None
-    data, version = found
-    try:
-        known = msgspec.msgpack.decode(data, type=VersionList)
-    except msgspec.DecodeError as error:
-        raise CorruptError(
-            f"the versions of table {table} cannot be read ({error}); restore {versions_name(table)} from a copy, or "
-            "push the table anew into another state folder"
-        ) from None
+    known, version = found
     if known.version != VERSION or known.table != table:
         raise CorruptError(
             f"{versions_name(table)} is of table {known.table!r} and format {known.version}; this release reads format "
@@ -535,18 +509,18 @@ class Versions:
         """Set the next state of a version, with its results."""
         return self._change(lambda known: marked(known, number, state, **fields)).get(number)
 
-    def swap(self, number: int, *, reason: str = "swap") -> VersionList:
+    def swap(self, number: int) -> VersionList:
         """Make this version current; one publish (C1)."""
         self.require()
-        return self._change(lambda known: swapped(known, number, reason, self._clock.now_ms()))
+        return self._change(lambda known: swapped(known, number, "swap", self._clock.now_ms()))
 
-    def swap_if_newer(self, number: int, *, reason: str = "push") -> bool:
+    def swap_if_newer(self, number: int) -> bool:
         """Make this version current unless a newer one is; return whether it is current now."""
 
         def change(known: VersionList) -> VersionList:
             if number < known.current:
                 return known
-            return swapped(known, number, reason, self._clock.now_ms())
+            return swapped(known, number, "push", self._clock.now_ms())
 
         return self._change(change).current == number
 
@@ -557,10 +531,8 @@ class Versions:
 
     def retire(self, number: int) -> VersionList:
         """Take a version out of service; `push.delete_version` removes it."""
-        return self.mark_list(number, State.RETIRED, ended_ms=self._clock.now_ms())
-
-    def mark_list(self, number: int, state: State, **fields: Any) -> VersionList:
-        return self._change(lambda known: marked(known, number, state, **fields))
+        now_ms = self._clock.now_ms()
+        return self._change(lambda known: marked(known, number, State.RETIRED, ended_ms=now_ms))
 
     def forget(self, number: int) -> VersionList:
         """Remove a retired version whose files are gone from the list."""

@@ -1,22 +1,13 @@
 """Ingest one partition of a version topic into a partition of a version: validate, store, commit, or fail.
 
-    topic ──► drainer's validator ──► rows ──► storage ──► commit (rows, offset, validation state: one cut)
-
-This module owns the loop over a partition from its first record to its end of push. Each partition of a version is a
-stored table of its own, with a lease and commits of its own (`TableVersion.shape`), so that partitions are built
-side by side in any processes, and a failed one does not affect the others.
+Each partition is a stored table of its own, with a lease and commits (`TableVersion.shape`).
 
 I1  judged by the rules of a push from the first record on: a fatal verdict before the end of push stops the partition.
-I2  what is committed was stored before; a partition that failed is never committed again, and its last commit says
-    an offset before the fault.
-I3  a partition is complete when its end of push came, and all that its manifest lists, and no record more; the
-    commit behind that is its last.
-I4  after a crash, a repeated ingest continues from the last commit, with the same result: the counts up to a commit
-    are part of it.
+I2  a partition that failed is never committed again, and its last commit says an offset before the fault.
+I3  a partition is complete when its end of push came, and all that its manifest lists, and no record more.
+I4  after a crash, an ingest continues from the last commit with the same result: the counts are part of it.
 I5  records after the end of push are counted and not stored: a version holds its push and nothing else.
 I6  a repeat that is left out has its first copy in the topic, also where that is compacted; or the partition fails.
-
-Commits are made when a control record other than a chain's start or end was taken, and every `commit_bytes`.
 
 Thread rule: one thread for each partition; partitions share nothing but the log and the backend.
 """

@@ -1,34 +1,16 @@
-"""Push a version: create it, send its rows, finish it; and delete versions.
-
-The driver's side of a push. This module owns the order of the steps and their effects; the caller runs the tasks and
-passes their results.
+"""Push a version: create it, send its rows, finish it; and delete versions. The caller runs the tasks.
 
     create ─► topic, start of push ─► (tasks send) ─► end of push with manifests ─► (partitions are ingested)
-           ─► ready ─► swap ─► retire what is too old
-    an error or an interruption anywhere ─► failed, for good
+           ─► ready ─► swap ─► retire what is too old;        an error or an interruption anywhere ─► failed, for good
 
-P1  a version becomes current only after every partition was complete; until then readers see the one before.
-P2  a push that ends early marks its version failed: the push itself does, or, if its process was killed, the next
-    push of the table, which finds its lease free. A push that was only suspended for long then cannot continue (V3).
-P3  the log is open only while the driver writes, because an embedded log's partitions have one writer at a time. An
-    attempt that Spark does not count may still write to a partition when the others are done: the driver waits for
-    it, and its records there are repeats.
-P4  a push that is overtaken by a newer one stays ready and does not replace the newer one.
+P1  a version becomes current only after every partition was complete. One that is overtaken by a newer stays ready.
+P2  a push that ends early marks its version failed; if its process was killed, the table's next push does.
+P3  the log is open only while the driver writes, because an embedded log's partitions have one writer at a time.
+D1  only versions that are retired in the record are deleted, so no reader begins with one any more; open readers have
+    `grace_ms` before `collect` deletes. The entry is forgotten last, so a crash is followed by another attempt.
+D2  partitions and replicas are identified by the topic that their commits name, not by their names.
 
-Deletion: versions are retired in the record first, then their topic and files are deleted, then they are forgotten.
-
-D1  the current version is never deleted; a version that is deleted was `retired` in the record before, so no reader
-    begins with it any more.
-D2  readers that are open on a retired version keep what they have mapped; for the rest they have `grace_ms` before
-    `collect` deletes. A manual deletion does not wait.
-D3  only objects of the version are deleted: partitions and replicas are identified by the topic that their commits
-    name, not by their names, and the topic by not having existed before the push.
-D4  after a crash, the next `collect` continues a deletion: the entry is forgotten last.
-
-Thread rules:
-
-- pushing: one thread; the lease is renewed by another.
-- deleting: pure functions, except for the backend and the log.
+Thread rule: one thread; the lease is renewed by another.
 """
 
 from __future__ import annotations
@@ -381,7 +363,7 @@ GRACE_MS: Final = 60_000
 
 
 def files_of(backend: StorageBackend, version: TableVersion) -> list[tuple[str, int]]:
-    """Return the stored objects of a version and its replicas, with sizes; its commits and leases last (D3)."""
+    """Return the stored objects of a version and its replicas, with sizes; its commits and leases last (D2)."""
     packs, published = [], []
     for name in stored_replicas(backend, version.topic):
         packs += [(each.name, each.size) for each in backend.list(name)]
@@ -421,7 +403,7 @@ def delete_version(versions: Versions, log: Any, number: int) -> int:
 def collect(
     versions: Versions, log: Any, *, grace_ms: int = GRACE_MS, clock: Clock | None = None
 ) -> list[int]:
-    """Delete the versions that were retired at least `grace_ms` ago; return their numbers (D2)."""
+    """Delete the versions that were retired at least `grace_ms` ago; return their numbers (D1)."""
     now_ms = (clock or SystemClock()).now_ms()
     gone = []
     for each in versions.list().versions:
@@ -429,6 +411,6 @@ def collect(
             try:
                 delete_version(versions, log, each.number)
             except TidegateError:
-                continue  # in use, or unavailable: the next one tries again (D4)
+                continue  # in use, or unavailable: the next one tries again
             gone.append(each.number)
     return gone

@@ -3,12 +3,10 @@
     with versioned_table("users", state="./data/state") as users:
         users.get("alice")
 
-R1  a result is of one version, and of each partition's last commit of it; never of half a version. Keys and values
-    are read with the serdes of that version. A scan stays with its version to its end.
-R2  the record of versions is read before a query, at most ten times a second; if another version is current, it is
-    used from then on. Reads in progress stay on their version.
-R3  if the files of a version are deleted while it is read, `CommitGoneError` is raised; a query without results so
-    far is repeated on the version that is current by then.
+A result is of one version, and of each partition's last commit of it; a scan stays with its version to its end. Keys
+and values are read with the serdes of that version. The record of versions is read before a query, at most ten times
+a second; if another version is current, it is used from then on. If the files of a version are deleted while it is
+read, a query without results so far is repeated on the current one, else `CommitGoneError` is raised.
 
 Thread rule: that of `CommitFollower`.
 """
@@ -99,12 +97,7 @@ def version_rules(
 
 
 def view_version(
-    backend: StorageBackend,
-    version: TableVersion,
-    *,
-    key: Serde[Any] | None = None,
-    value: Serde[Any] | None = None,
-    clock: Clock | None = None,
+    backend: StorageBackend, version: TableVersion, *, clock: Clock | None = None
 ) -> VersionSnapshot:
     """Open one version that is ready, each partition as of its last commit."""
     if version.state is not State.READY:
@@ -112,7 +105,7 @@ def view_version(
             f"{version.name} is {version.state.value}; only a version that is ready can be read"
         )
     commit = VersionCommit(version, _last_commits(backend, version))
-    return open_version(backend, commit, version_rules(version, key, value), clock or SystemClock())
+    return open_version(backend, commit, version_rules(version), clock or SystemClock())
 
 
 def _last_commits(backend: StorageBackend, version: TableVersion) -> tuple[Commit, ...]:

@@ -1,17 +1,11 @@
 """Aggregates that keep values: lists (`collect`, `top_k`) and distinct counts.
 
-Lists sort a batch's values by group once and cut the result, so a state is always sorted, and the same records give
-the same state however they were batched and merged.
+A state is always sorted, so the same records give the same state however they were batched and merged. Equality: −0.0
+and 0.0 are one value, all NaN are one value, text and bytes are compared byte by byte.
 
-Distinct values are counted exactly, by keeping them, or approximately, by a HyperLogLog sketch.
-
-Equality: −0.0 and 0.0 are one value, all NaN are one value, text and bytes are compared byte by byte.
-
-The sketch has 4096 registers (12 bits of the value's XXH64 choose one, it keeps the longest run of zeros met in the
-other 52), a standard error of 1.04 / √4096 = 1.6 %, and is read with Ertl's improved estimator, which has no bias to
-correct at small or large numbers (O. Ertl, New cardinality estimation algorithms for HyperLogLog sketches, 2017).
-Its bytes, canonical for the set of values (layout: `kernels/aggregates.py`), are a stored format, and so is the
-hash.
+The sketch of approximate distinct counts is a HyperLogLog of 4096 registers over XXH64 (standard error 1.6 %), read
+with Ertl's improved estimator (New cardinality estimation algorithms for HyperLogLog sketches, 2017). Its bytes,
+canonical for the set of values (layout: `kernels/aggregates.py`), are a stored format, and so is the hash.
 
 Thread rule: pure values.
 """
@@ -75,16 +69,12 @@ def without_nulls(column: pa.Array, groups: Int32s) -> tuple[pa.Array, Int32s]:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
-    """The k largest values, the largest first; NaN is larger than every number."""
+class _OfColumn:
+    """The base of aggregates of one column."""
 
     name: str
     input: str
     type: pa.DataType
-    k: int
-
-    def __post_init__(self) -> None:
-        order_keys(pa.array([], self.type))  # refuses types without an order
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -98,6 +88,19 @@ class TopK:
     def result(self) -> pa.DataType:
         return pa.list_(self.type)
 
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(_OfColumn):
+    """The k largest values, the largest first; NaN is larger than every number."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        order_keys(pa.array([], self.type))  # refuses types without an order
+
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
         return self._largest(
             *without_nulls(input_column(rows, self.name, self.input, self.type), groups), count
@@ -105,9 +108,6 @@ class TopK:
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         return self._largest(*members(states[0], groups), count)
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
 
     def fingerprint(self) -> str:
         return f"top_k/1({self.input}:{self.type};{self.k})"
@@ -119,12 +119,9 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(_OfColumn):
     """All values, or the first `limit`, in the order of (event time, source partition, offset); nulls included."""
 
-    name: str
-    input: str
-    type: pa.DataType
     position: tuple[str, str, str]
     limit: int | None = None
 
@@ -141,10 +138,6 @@ class Collect:
             pa.field(f"{self.name}.offset", pa.list_(pa.int64())),
         )
 
-    @property
-    def result(self) -> pa.DataType:
-        return pa.list_(self.type)
-
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
         columns = [input_column(rows, self.name, self.input, self.type)]
         for name, type_ in zip(self.position, (pa.int64(), pa.int32(), pa.int64()), strict=True):
@@ -157,9 +150,6 @@ class Collect:
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         groups_of_values = np.repeat(groups, list_lengths(states[0]))
         return self._sorted([column.flatten() for column in states], groups_of_values, count)
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
 
     def fingerprint(self) -> str:
         return f"collect/1({self.input}:{self.type};{','.join(self.position)};{self.limit})"
@@ -193,17 +183,9 @@ def refuse_incomparable(type_: pa.DataType) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Distinct:
-    name: str
-    input: str
-    type: pa.DataType
-
+class _Distinct(_OfColumn):
     def __post_init__(self) -> None:
         refuse_incomparable(self.type)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
 
     @property
     def result(self) -> pa.DataType:
@@ -218,10 +200,6 @@ class CountDistinct(_Distinct):
     """The exact number of distinct values; the state is the sorted list of values."""
 
     __slots__ = ()
-
-    @property
-    def state(self) -> tuple[pa.Field, ...]:
-        return (pa.field(self.name, pa.list_(self.type)),)
 
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
         return self._each_once(*self.values(rows, groups), count)

@@ -3,21 +3,9 @@
 A definition names the columns it reads, not their types; `folds.resolve` checks it against the stream's columns.
 Made for `from tidegate.windows import aggregates as agg`: some names here are Python's own, too.
 
-    count()                     records; count("x"): values of x that are not null
-    sum mean                    exact, whatever the order; of whole numbers, decimals, doubles
-    min max                     of anything that has an order; NaN lies above every number
-    first last                  the value of the record with the earliest, latest event time, a null value too
-    collect                     all values in the order of event time, nulls too; `limit`: only the first ones
-    top_k                       the k largest values, the largest first; a value counts as often as it came
-    count_distinct              different values, exactly; keeps them all
-    approx_count_distinct       about so many (standard error 1.6 %), in at most 4 KiB
-    reduce                      what a function over Arrow columns makes of them
-
 Records of one event time are in the order of source partition, then offset. Nulls are left out, unless stated
 otherwise. A result depends on the records alone: not on batch boundaries, nor on the order in which states were
-merged.
-
-A reducer's functions are called with plain Arrow, and their results must have the declared types.
+merged. A reducer's functions are called with plain Arrow, and their results must have the declared types.
 
 Thread rule: values and pure functions; reducers run on the operator's thread.
 """

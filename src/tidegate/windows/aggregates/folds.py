@@ -1,21 +1,12 @@
 """The stored state of a window: the user's aggregates, and notes about the records they were made of.
 
-`PlainAggregates` pass a user's column `x` as `value.x` and keep the state of the user's aggregate `a` as `user.a`,
-so that `key`, `ts` or `count` are names like any other. Aggregates that order records (first, last) find `event_ts`,
-`partition` and `offset` next to the user's columns; a user's column of one of these names is then hidden from them.
-`resolve` checks definitions against the columns of the stream. It passes a user's column `x` as `value:x`, a
-record's position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as
-`0:total`; so a column called `key` or an aggregate called `ts` is a name like any other.
+`resolve` checks definitions against the columns of the stream. It passes a user's column `x` as `value:x`, a record's
+position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as `0:total`;
+so a column called `key` or an aggregate called `ts` is a name like any other.
 
-Notes are kept of every window: how many records, their latest event time (the timestamp of a result), their lowest
-and highest offset.
-
-Retractable aggregates count each row `at:weight` times, and -1 takes back what a row added before. They are exact,
-so a count, a sum or a mean equals that of the remaining rows, whatever was added and taken back. NaN and infinities
-are counted separately from the sum of the finite values, since they cannot be subtracted from a sum.
-
-Minimum, maximum, first, last, distinct values, the largest, lists and reducers cannot be retracted: they do not keep
-the values that a row displaced.
+Retractable aggregates count each row `at:weight` times, and -1 takes back what a row added before. They are exact:
+NaN and infinities are counted separately from the sum of the finite values. Others cannot be retracted, because they
+do not keep the values that a row displaced.
 
 Thread rule: values and pure functions.
 """
@@ -26,7 +17,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +33,7 @@ from tidegate.storage.runs.aggregates import Aggregate, input_column, order_keys
 from tidegate.storage.runs.columns import int64_column, words
 from tidegate.windows.aggregates.collections import ApproxCountDistinct, Collect, CountDistinct, TopK
 from tidegate.windows.aggregates.definitions import AggregateDefinition, reducer
-from tidegate.windows.events import NO_TIME, EventBatch, Int64s, weights
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s, only_column, weights
 from tidegate.windows.keys import Int32s
 
 # --- aggregates that can be retracted
@@ -212,8 +203,8 @@ def _added(numbers: npt.NDArray[np.int64], groups: Int32s, count: int) -> pa.Arr
 # --- states and results of a window
 
 logger = logging.getLogger(__name__)
-POSITION = ("event_ts", "partition", "offset")
-_VALUE, _USER = "value.", "user."
+_VALUE, OFFSET, NOTED_TS = "value:", "at:offset", "notes:ts"
+POSITION = ("at:event_ts", "at:partition", OFFSET)
 _NO_NUMBERS = np.empty(0, np.int64)
 _HIGHEST = np.iinfo(np.int64).max
 NOTES = ("notes.count", "notes.max_ts", "notes.min_offset", "notes.max_offset")
@@ -231,7 +222,7 @@ class Notes:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return ("event_ts", "offset", "weight") if self.retracts else ("event_ts", "offset")
+        return (NOTED_TS, OFFSET, WEIGHT) if self.retracts else (NOTED_TS, OFFSET)
 
     @property
     def state(self) -> tuple[pa.Field, ...]:
@@ -242,10 +233,10 @@ class Notes:
         return pa.int64()
 
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        offsets = words(rows.column("offset"))
-        times = words(rows.column("event_ts"))
+        offsets = words(rows.column(OFFSET))
+        times = words(rows.column(NOTED_TS))
         if self.retracts:
-            return _weighed(words(rows.column("weight")), times, offsets, offsets, groups, count)
+            return _weighed(words(rows.column(WEIGHT)), times, offsets, offsets, groups, count)
         return _noted(_NO_NUMBERS, times, offsets, offsets, groups, count)
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
@@ -290,110 +281,11 @@ def _is_whole_and_ascends(groups: Int32s, count: int) -> bool:
     return bool(rise_by_one(groups))
 
 
-@dataclass(frozen=True, slots=True)
-class UserAggregate:
-    """An aggregate over the user's columns, with names that cannot clash with storage's own."""
-
-    inner: Aggregate
-
-    @property
-    def name(self) -> str:
-        return _USER + self.inner.name
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(_inside(name) for name in self.inner.inputs)
-
-    @property
-    def state(self) -> tuple[pa.Field, ...]:
-        return tuple(each.with_name(_USER + each.name) for each in self.inner.state)
-
-    @property
-    def result(self) -> pa.DataType:
-        return self.inner.result
-
-    def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        columns = [rows.column(_inside(name)) for name in self.inner.inputs]
-        own = pa.RecordBatch.from_arrays(columns, names=list(self.inner.inputs)) if columns else rows
-        return self.inner.partial(own, groups, count)
-
-    def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
-        return self.inner.merge(states, groups, count)
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return self.inner.finish(states)
-
-    def fingerprint(self) -> str:
-        return self.inner.fingerprint()
-
-
-def _inside(name: str) -> str:
-    return name if name in POSITION else _VALUE + name
-
-
-class Aggregates(Protocol):
-    """The user's aggregates for an operator: ready for storage, with the columns they need of events."""
-
-    @property
-    def storage(self) -> tuple[Aggregate, ...]: ...
-
-    @property
-    def result_schema(self) -> pa.Schema: ...
-
-    def inputs(self, events: EventBatch) -> Mapping[str, pa.Array]:
-        """The columns they read, by the names under which they read them."""
-
-    def finish(self, states: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """Return the results of states, given by the names of their columns."""
-
-
-class PlainAggregates:
-    """Storage's own aggregates over columns of the user's values."""
-
-    def __init__(self, aggregates: Sequence[Aggregate]) -> None:
-        names = [each.name for each in aggregates]
-        if len(set(names)) != len(names):
-            raise InvalidError(f"aggregates {names}: give each its own name")
-        self.storage: tuple[Aggregate, ...] = tuple(UserAggregate(each) for each in aggregates)
-        self.result_schema = pa.schema([pa.field(each.name, each.result) for each in aggregates])
-        self._wanted = tuple(dict.fromkeys(name for each in self.storage for name in each.inputs))
-
-    def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
-        return {name: self._column(events, name) for name in self._wanted}
-
-    def finish(self, states: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        columns = [each.finish([states[field.name] for field in each.state]) for each in self.storage]
-        return pa.RecordBatch.from_arrays(columns, schema=self.result_schema)
-
-    def _column(self, events: EventBatch, name: str) -> pa.Array:
-        if name in POSITION:
-            return _position(events, name)
-        plain = name.removeprefix(_VALUE)
-        place = events.values.schema.get_field_index(plain)
-        if place < 0:
-            raise InvalidError(f"no single column {plain!r} among the values {events.values.schema.names}")
-        return events.values.column(place)
-
-
-def _position(events: EventBatch, name: str) -> pa.Array:
-    if name == "partition":
-        return pa.array(events.partition)
-    if name == "weight":
-        return int64_column(np.ascontiguousarray(weights(events)))
-    return int64_column(np.ascontiguousarray(events.ts if name == "event_ts" else events.offset))
-
-
 class Folds:
     """The aggregates of one operator, and the notes."""
 
-    def __init__(self, aggregates: Aggregates | Sequence[Aggregate]) -> None:
-        self._user: Aggregates = (
-            PlainAggregates(aggregates) if isinstance(aggregates, Sequence) else aggregates
-        )
-        if not self._user.storage:
-            raise InvalidError(
-                "windows without an aggregate have no result: give at least one, such as a count"
-            )
+    def __init__(self, aggregates: ResolvedAggregates) -> None:
+        self._user = aggregates
         self.results = self._user.result_schema
         self.retracts = any(WEIGHT in each.inputs for each in self._user.storage)
         """Whether rows can be taken back, so that a window may have none left."""
@@ -405,12 +297,10 @@ class Folds:
 
     def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
         """Return the columns that storage needs of these events, besides key and cursor."""
-        noted = {name: _position(events, name) for name in self._notes.inputs}
-        if (
-            events.changes is not None
-        ):  # a row's event time may be in the future; the change's timestamp is not
-            noted["event_ts"] = int64_column(np.ascontiguousarray(events.changes.written))
-        return {**self._user.inputs(events), **noted}
+        # a row's event time may be in the future; the change's timestamp is not
+        times = events.ts if events.changes is None else events.changes.written
+        inputs = {**self._user.inputs(events), NOTED_TS: int64_column(np.ascontiguousarray(times))}
+        return inputs | {name: _input(events, name) for name in self._notes.inputs[1:]}
 
     def finish(
         self,
@@ -507,8 +397,6 @@ def _without(aggregate: Aggregate, states: Sequence[pa.Array], failing: Mapping[
 
 # --- definitions checked against columns
 
-RESOLVING_POSITION = ("at:event_ts", "at:partition", "at:offset")
-_RESOLVING_VALUE = "value:"
 Definitions: TypeAlias = Mapping[str, AggregateDefinition] | Sequence[AggregateDefinition]
 
 
@@ -531,10 +419,9 @@ class ResolvedAggregates:
         """Return the columns that storage needs of these events, besides key and cursor."""
         return {name: _input(events, name) for name in self._wanted}
 
-    def finish(self, states: Mapping[str, pa.Array] | pa.RecordBatch) -> pa.RecordBatch:
-        """Return the results of states, given by the names of their columns; other columns are kept."""
-        column = states.column if isinstance(states, pa.RecordBatch) else states.__getitem__
-        results = [each.finish([column(part.name) for part in each.state]) for each in self.storage]
+    def finish(self, states: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        """Return the results of states, given by the names of their columns."""
+        results = [each.finish([states[part.name] for part in each.state]) for each in self.storage]
         return pa.RecordBatch.from_arrays(results, schema=self.result_schema)
 
 
@@ -582,7 +469,7 @@ def _resolve(
     if definition.kind not in builders:
         raise InvalidError(f"{_shown(definition)}: it cannot be undone; {', '.join(builders)} can")
     types = tuple(_type_of(definition, column, schema) for column in definition.columns)
-    inputs = tuple(_RESOLVING_VALUE + column for column in definition.columns)
+    inputs = tuple(_VALUE + column for column in definition.columns)
     try:
         return builders[definition.kind](definition, _Columns(f"{number}:{definition.name}", inputs, types))
     except InvalidError as error:
@@ -606,26 +493,18 @@ def _shown(definition: AggregateDefinition) -> str:
 
 
 def _input(events: EventBatch, name: str) -> pa.Array:
-    if name == RESOLVING_POSITION[0]:
+    if name == POSITION[0]:
         return int64_column(np.ascontiguousarray(events.ts))
-    if name == RESOLVING_POSITION[1]:
+    if name == POSITION[1]:
         return pa.array(events.partition)
-    if name == RESOLVING_POSITION[2]:
+    if name == POSITION[2]:
         return int64_column(np.ascontiguousarray(events.offset))
     if name == WEIGHT:
         return int64_column(np.ascontiguousarray(weights(events)))
-    plain = name.removeprefix(_RESOLVING_VALUE)
-    place = events.values.schema.get_field_index(plain)
-    if place < 0:
-        raise InvalidError(f"no single column {plain!r} among the values {events.values.schema.names}")
-    return events.values.column(place)
+    return only_column(events.values, name.removeprefix(_VALUE))
 
 
 Builder: TypeAlias = Callable[[AggregateDefinition, _Columns], Aggregate]
-
-
-def _count(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
-    return Count(columns.name, *columns.inputs)
 
 
 def _ordered(kind: type[Min] | type[Max]) -> Builder:
@@ -636,31 +515,25 @@ def _ordered(kind: type[Min] | type[Max]) -> Builder:
     return build
 
 
-def _collect(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
-    return Collect(*columns.only, RESOLVING_POSITION, dict(definition.options)["limit"])
-
-
-def _top_k(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
-    return TopK(*columns.only, dict(definition.options)["k"])
-
-
 def _reduce(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
     made = dict(definition.options)["reducer"]
     return reducer(columns.name, definition.columns, columns.inputs, columns.types, made)
 
 
 _BUILDERS: dict[str, Builder] = {
-    "count": _count,
+    "count": lambda definition, columns: Count(columns.name, *columns.inputs),
     "sum": lambda definition, columns: Sum(*columns.only),
     "mean": lambda definition, columns: Mean(*columns.only),
     "min": _ordered(Min),
     "max": _ordered(Max),
-    "first": lambda definition, columns: First(*columns.only, RESOLVING_POSITION),
-    "last": lambda definition, columns: Last(*columns.only, RESOLVING_POSITION),
+    "first": lambda definition, columns: First(*columns.only, POSITION),
+    "last": lambda definition, columns: Last(*columns.only, POSITION),
     "count_distinct": lambda definition, columns: CountDistinct(*columns.only),
     "approx_count_distinct": lambda definition, columns: ApproxCountDistinct(*columns.only),
-    "top_k": _top_k,
-    "collect": _collect,
+    "top_k": lambda definition, columns: TopK(*columns.only, dict(definition.options)["k"]),
+    "collect": lambda definition, columns: Collect(
+        *columns.only, POSITION, dict(definition.options)["limit"]
+    ),
     "reduce": _reduce,
 }
 RETRACTABLE: dict[str, Builder] = {

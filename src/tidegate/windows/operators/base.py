@@ -10,17 +10,16 @@ Thread rule: values; an operator belongs to its task's one thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.errors import InvalidError
-from tidegate.storage import BucketIndexState, ScratchLimiter
+from tidegate.storage import ScratchLimiter
 from tidegate.storage.runs.columns import list_bytes, merge_needs, window_words
-from tidegate.windows.events import EventBatch, Int64s
+from tidegate.windows.events import Columns, EventBatch, Int64s
 
 Flags = npt.NDArray[np.bool_]
 RESULT_COPIES = 2  # lists in results exist twice: as columns, and encoded
@@ -36,7 +35,7 @@ class Moment:
 
 
 @dataclass(frozen=True, eq=False)
-class WindowRows:
+class WindowRows(Columns):
     """Results of windows, one row each: key, bounds, values, and notes about the records.
 
     `ts` is the timestamp of the row when it is sent. `deleted` marks windows that ceased to exist (a session that
@@ -54,41 +53,17 @@ class WindowRows:
     max_offset: Int64s
     deleted: Flags | None = None  # None: no row is deleted
 
-    def __post_init__(self) -> None:
-        columns = (self.key, self.window_start, self.window_end, self.ts, self.count, self.min_offset)
-        lengths = {len(column) for column in (*columns, self.max_offset)} | {self.values.num_rows}
-        if self.deleted is not None:
-            lengths.add(len(self.deleted))
-        if len(lengths) != 1:
-            raise InvalidError(f"rows of windows need columns of one length, not {sorted(lengths)}")
-
     def __len__(self) -> int:
         return len(self.window_start)
 
-    def take(self, rows: Int64s) -> WindowRows:
-        """Return some of the rows, by position."""
-        indices = pa.array(rows)
-        return WindowRows(
-            key=self.key.take(indices),
-            window_start=self.window_start[rows],
-            window_end=self.window_end[rows],
-            ts=self.ts[rows],
-            values=self.values.take(indices),
-            count=self.count[rows],
-            min_offset=self.min_offset[rows],
-            max_offset=self.max_offset[rows],
-            deleted=None if self.deleted is None else self.deleted[rows],
-        )
-
     def to_batch(self) -> pa.RecordBatch:
         """Return everything as one batch; the values are one struct column, so that no name can clash."""
-        deleted = np.zeros(len(self), np.bool_) if self.deleted is None else self.deleted
         columns = {
             "key": self.key,
             "window_start": pa.array(self.window_start),
             "window_end": pa.array(self.window_end),
             "ts": pa.array(self.ts),
-            "deleted": pa.array(deleted),
+            "deleted": pa.array(_deleted(self)),
             "count": pa.array(self.count),
             "min_offset": pa.array(self.min_offset),
             "max_offset": pa.array(self.max_offset),
@@ -120,28 +95,27 @@ def join_rows(pieces: Sequence[WindowRows]) -> WindowRows:
     """Concatenate several results; at least one."""
     if len(pieces) == 1:
         return pieces[0]
-    has_deleted = any(piece.deleted is not None for piece in pieces)
-    return WindowRows(
-        key=pa.concat_arrays([piece.key for piece in pieces]),
-        window_start=np.concatenate([piece.window_start for piece in pieces]),
-        window_end=np.concatenate([piece.window_end for piece in pieces]),
-        ts=np.concatenate([piece.ts for piece in pieces]),
-        values=pa.concat_batches([piece.values for piece in pieces]),
-        count=np.concatenate([piece.count for piece in pieces]),
-        min_offset=np.concatenate([piece.min_offset for piece in pieces]),
-        max_offset=np.concatenate([piece.max_offset for piece in pieces]),
-        deleted=np.concatenate([_deleted(piece) for piece in pieces]) if has_deleted else None,
-    )
+    if any(piece.deleted is not None for piece in pieces):
+        pieces = [replace(piece, deleted=_deleted(piece)) for piece in pieces]
+    columns = zip(*(piece._columns() for piece in pieces), strict=True)
+    return WindowRows(*map(_concatenated, columns))
 
 
-def _deleted(piece: WindowRows) -> Flags:
-    return np.zeros(len(piece), np.bool_) if piece.deleted is None else piece.deleted
+def _deleted(rows: WindowRows) -> Flags:
+    return np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted
+
+
+def _concatenated(pieces: Sequence[Any]) -> Any:
+    first = pieces[0]
+    if first is None or isinstance(first, np.ndarray):
+        return None if first is None else np.concatenate(pieces)
+    return pa.concat_batches(pieces) if isinstance(first, pa.RecordBatch) else pa.concat_arrays(pieces)
 
 
 def no_rows(values: pa.Schema) -> WindowRows:
     """Return an empty result with these values."""
     none = np.empty(0, np.int64)
-    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
+    empty = pa.RecordBatch.from_pylist([], values)
     return WindowRows(pa.array([], pa.binary()), none, none, none, empty, none, none, none)
 
 
@@ -160,6 +134,14 @@ class LateRows:
 
     def __len__(self) -> int:
         return len(self.events)
+
+
+class LateLines(NamedTuple):
+    """One line for each pair of a record and a window that was already closed."""
+
+    rows: Int64s
+    window_start: Int64s
+    how_late_ms: Int64s
 
 
 class Places(NamedTuple):
@@ -189,19 +171,3 @@ class Output:
     late: LateRows | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, Places] = field(default_factory=dict)
-
-
-class Operator(Protocol):
-    """One step of a pipeline in one task. It attaches its own states to the task's storage when it is created."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def states(self) -> Sequence[BucketIndexState]: ...
-
-    def process(self, batch: EventBatch, moment: Moment) -> Output:
-        """Process the next events of the stream."""
-
-    def tick(self, moment: Moment) -> Output:
-        """Advance time in a round without events for this operator."""

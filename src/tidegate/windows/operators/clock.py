@@ -1,33 +1,20 @@
 """An operator's clocks, and the progress that its checkpoint keeps.
 
 *Stream time* of a partition is the largest event time of its records so far. The *floor* is the least stream time of
-all partitions that are not idle: windows that ended before it (less grace) are final for every one of them. It never
-decreases; a partition that resumes below it is judged by it.
+all partitions that are not idle: windows that ended before it (less grace) are final. It never decreases; a partition
+that resumes below it is judged by it. Partitions named at the start hold the floor back until their first record.
 
-Partitions that are known from the start are named when the clocks are made, and hold the floor back until their
-first record; others join with it.
-
-A partition without records for `idle_ms` of the rounds' time no longer holds the floor back. When all are silent
-that long, the floor follows the wall clock: the last windows of a stream that ended close when their end and grace
-have passed by the wall clock, too.
-
-The end of the input makes every window final: from then on no record is in time. It is no stream time: how long rows
-are kept is counted from the floor before it (`open_floor`), so it drops nothing and shows nothing again.
-
-Progress consists of the clocks, what was emitted as final, and the counters, as MessagePack after a version:
-
-    version u8 (1) | MessagePack array of the fields below, in their order
-
-Storage keeps these bytes as a named value of the task's `StateHandle`, under the name of the operator's store.
+A partition without records for `idle_ms` of the rounds' time no longer holds the floor back. When all are silent that
+long, the floor follows the wall clock. The end of the input makes every window final; it is no stream time: how long
+rows are kept is counted from the floor before it (`open_floor`).
 
 Thread rule: one operator, one thread.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -61,7 +48,9 @@ class Progress(msgspec.Struct, array_like=True):
     """The state of one window operator, besides its rows."""
 
     clocks: Clocks = msgspec.field(default_factory=Clocks)
-    closed: int = NO_TIME  # windows that end at or before this were emitted as final
+    closed: int = (
+        NO_TIME  # windows that end at or before this are final; of deduplication: older records are late
+    )
     counters: dict[str, int] = {}
     late_bytes: dict[int, int] = {}  # of the late table, by the start of its time segment
 
@@ -71,41 +60,52 @@ class Progress(msgspec.Struct, array_like=True):
             self.counters[name] = self.counters.get(name, 0) + int(number)
 
 
-def encode(progress: Progress) -> bytes:
-    return bytes([VERSION]) + msgspec.msgpack.encode(progress)
+Saved = TypeVar("Saved", bound=msgspec.Struct)
 
 
-def decode(data: bytes) -> Progress:
-    """Decode what `encode` returned; empty bytes are the initial state."""
-    if not data:
-        return Progress()
+def encode(saved: msgspec.Struct) -> bytes:
+    return bytes([VERSION]) + msgspec.msgpack.encode(saved)
+
+
+def decode(data: bytes, kind: type[Saved], what: str = "an operator's progress") -> Saved:
+    """Decode what `encode` returned."""
     if data[0] != VERSION:
         raise CorruptError(
-            f"an operator's progress has format {data[0]}; this version knows {VERSION}: restore with the version"
-            " that wrote the checkpoint, or start anew"
+            f"{what} has format {data[0]}; this version knows {VERSION}: restore with the version that wrote the"
+            " checkpoint, or start anew"
         )
     try:
-        return msgspec.msgpack.decode(data[1:], type=Progress)
+        return msgspec.msgpack.decode(data[1:], type=kind)
     except msgspec.MsgspecError as error:
-        raise CorruptError(f"an operator's progress cannot be read: {error}") from error
+        raise CorruptError(f"{what} cannot be read: {error}") from error
 
 
 class OperatorState(StoreState):
-    """The index of an operator's store, and the operator's progress."""
+    """The index of an operator's store, and the operator's progress; `step_ms` is the distance of window starts."""
 
-    def __init__(self, spec: StoreSpec, clocks: StreamClocks, *, forgets: bool = False) -> None:
+    def __init__(
+        self, spec: StoreSpec, clocks: StreamClocks, *, step_ms: int = 1, forgets: bool = False
+    ) -> None:
         super().__init__(spec)
-        self._forgets = forgets
+        self._step_ms, self._forgets = step_ms, forgets
         self.clocks = clocks
         self.progress = Progress()
 
-    @abstractmethod
+    @property
+    def stream_time(self) -> int:
+        """The start of the newest window, from which retention is measured."""
+        floor = self.clocks.open_floor
+        return floor if floor == NO_TIME else floor // self._step_ms * self._step_ms
+
     def encode_progress(self) -> bytes:
         """Return the progress as it is now, encoded."""
+        self.progress.clocks = self.clocks.saved()
+        return encode(self.progress)
 
-    @abstractmethod
     def roll_back(self, data: bytes) -> None:
         """Restore what `encode_progress` returned, or the initial state; the rows are not changed."""
+        self.progress = decode(data, Progress) if data else Progress()
+        self.clocks.restore(self.progress.clocks)
 
     def restore_progress(self, data: bytes) -> None:
         if not data and self._index.bucket_count:

@@ -1,45 +1,24 @@
 """Deduplication: forward the first record of an event by arrival, and drop its copies within D.
 
-A record's identity is (record key, id), so copies of it are in one source partition and no shuffle is needed. Ids
-that are unique over all keys need the stream keyed by them first. The identity of a record without a key is its id
-alone, so its copies must come to the same task: a flow whose source has several partitions stops at such a record
-(`pipeline/source`). A record without an id passes untouched.
+A record's identity is (record key, id); without a key it is the id alone. For each record, in the order records come
+(T: stream time of its partition, with it; t: its own time):
 
-For each record, in the order records come (T: stream time of its partition, with it; t: its own time):
+    1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way;
+       what was late with a shorter grace stays late when it becomes longer, because ids it could match are gone
+    2  a replay when its own offset was accepted at t: forwarded again, also when it is late now
+    3  a duplicate when its identity was accepted less than D before or after t; `refresh` counts it as accepted
+    4  else new: it is forwarded, and its identity is kept, for D + grace of stream time
 
-    1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way
-    2  a replay when its own offset was accepted at t: forwarded again, so that a crash between keeping the id and
-       sending the record loses nothing; also when it is late now, while the id is kept (t > T − D − grace)
-    3  a duplicate when its identity was accepted less than D before or after t; with `refresh`, it counts as if it had
-       been accepted, so that a stream of copies passes once until it pauses for D
-    4  else new: it is forwarded, and its identity is kept
-
-The verdicts depend on the order of records and on nothing else: not on cuts, restarts, evictions. Records of several
-partitions that meet in one task (a re-keyed stream) come in an order that the log alone decides
-(`pipeline.held_events`).
-
-Ids are kept for D + grace of stream time: older ones are never looked up. State: a window store, key = fingerprint
-of the identity (`kernels/dedupe.py`), ts = t, payload = offset (inverted for a refresh) and source partition. The
-fingerprint has 128 bits under a random secret of the operator, which is in the checkpoint: two identities collide by
-chance only (about n²/2^129 of n), and chosen ids cannot be made to collide.
-
-One column of text or bytes is its own id; one of fixed width is its bytes as Arrow has them, with one zero and one
-NaN for doubles. Several columns are joined, each behind its length (u32 LE), so that ("ab", "c") and ("a", "bc") are
-two ids. A record with a null in any of its columns has no id. The bytes are only hashed, and never kept.
-
-The checkpoint has, as a named value next to the ids:
-
-    version u8 (1) | MessagePack array: secret (16 bytes), columns, types, progress
-
-The secret is the one the ids were made with; a checkpoint whose ids were made of other columns is refused.
-
-Thread rule: one operator belongs to its task's thread.
+State: a window store, key = fingerprint of the identity (128 bits under a random secret of the operator), ts = t,
+payload = offset (inverted for a refresh) and source partition. The checkpoint has the secret, columns, types and
+progress; one whose ids were made of other columns is refused. Thread rule: one operator belongs to its task's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -49,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import InvalidError
 from tidegate.kernels.dedupe import (
     DUPLICATE,
     LATE,
@@ -66,7 +45,6 @@ from tidegate.kernels.dedupe import (
 )
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import (
-    BucketIndexState,
     Merge,
     SortedRows,
     StoreSpec,
@@ -74,14 +52,15 @@ from tidegate.storage import (
 )
 from tidegate.storage.runs.columns import UInt64s, binary_parts, int64_column, sorted_marks, words
 from tidegate.windows.aggregates.collections import one_of_equals, refuse_incomparable
-from tidegate.windows.events import NO_TIME, EventBatch, Int64s, keep_events
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s, keep_events, no_events, only_column
 from tidegate.windows.keys import binary_column, make_binary, room_for
 from tidegate.windows.kinds import LATEST, Deduplicate
 from tidegate.windows.operators.base import LateRows, Moment, Output, Places
-from tidegate.windows.operators.clock import OperatorState, Progress, StreamClocks
+from tidegate.windows.operators.clock import OperatorState, Progress, StreamClocks, decode, encode
 from tidegate.windows.operators.late import LATE as LATE_REASON
 from tidegate.windows.operators.late import LateSettings, LateTable
 from tidegate.windows.operators.layout import dedupe_layout
+from tidegate.windows.operators.windowed_operator import TaskOperator
 from tidegate.windows.stores.segments import EARLIEST
 from tidegate.windows.stores.window_store import WindowStore
 
@@ -150,8 +129,6 @@ def _fixed(
 
 # --- state
 
-VERSION = 1
-
 
 class _Extra(msgspec.Struct, array_like=True):
     secret: bytes
@@ -181,23 +158,13 @@ class DedupeState(OperatorState):
 
     def encode_progress(self) -> bytes:
         self.progress.clocks = self.clocks.saved()
-        return bytes([VERSION]) + msgspec.msgpack.encode(_Extra(self.secret, *self._shape, self.progress))
+        return encode(_Extra(self.secret, *self._shape, self.progress))
 
     def roll_back(self, data: bytes) -> None:
         if not data:
             self.progress = Progress()
             return
-        if data[0] != VERSION:
-            raise CorruptError(
-                f"store {self._index.spec.name}: a deduplication's progress has format {data[0]}; this version knows"
-                f" {VERSION}: restore with the version that wrote the checkpoint, or start anew"
-            )
-        try:
-            extra = msgspec.msgpack.decode(data[1:], type=_Extra)
-        except msgspec.MsgspecError as error:
-            raise CorruptError(
-                f"store {self._index.spec.name}: a deduplication's progress cannot be read: {error}"
-            ) from error
+        extra = decode(data, _Extra, f"store {self._index.spec.name}: a deduplication's progress")
         if (extra.columns, extra.types) != self._shape:
             raise InvalidError(
                 f"store {self._index.spec.name}: the checkpoint's ids were made of {extra.columns} {extra.types},"
@@ -226,7 +193,7 @@ _NO_FLAGS = np.empty(0, np.bool_)
 _COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE, "no_id": NO_ID}
 
 
-class DedupeOperator:
+class DedupeOperator(TaskOperator):
     """Deduplicates the records of one task."""
 
     def __init__(
@@ -275,19 +242,6 @@ class DedupeOperator:
         if late_table is not None:
             self.late_table = LateTable(context, name, values, late_table, lambda: state.stream_time)
 
-    @property
-    def states(self) -> Sequence[BucketIndexState]:
-        return (self._state,) if self.late_table is None else (self._state, self.late_table.state)
-
-    @property
-    def clocks(self) -> StreamClocks:
-        return self._state.clocks
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Counters by name; they are in the checkpoint."""
-        return dict(self._state.progress.counters)
-
     def process(self, batch: EventBatch, moment: Moment) -> Output:
         """Process the next records of the stream.
 
@@ -306,7 +260,7 @@ class DedupeOperator:
             late = None
             if counts[LATE] and self.definition.late == "drop":
                 late = self._late_rows(judged)
-            self._keep(batch, judged, late)
+            self._keep(late, partial(self._put, batch, judged))
         except BaseException:
             self._state.roll_back(saved)
             raise
@@ -322,20 +276,23 @@ class DedupeOperator:
         """Advance time in a round without records: ids that no record can match any more are dropped."""
         self._pass_time(moment)
         self._drop_old()
-        return Output(_no_events(self._values), None, {})
+        return Output(no_events(self._values), None, {})
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _judge(self, batch: EventBatch, moment: Moment) -> _Judged:
         """Return stream time, verdict and identity of every record."""
-        ids = id_column([_column(batch.values, name) for name in self.definition.columns])
+        ids = id_column([only_column(batch.values, name) for name in self.definition.columns])
         has_id = ids.is_valid().to_numpy(zero_copy_only=False) if ids.null_count else None
         counted = batch
         if has_id is not None or batch.key.null_count:
             flags = np.ones(len(batch), np.bool_) if has_id is None else has_id
             counted = replace(batch, key=_masked(batch.key, flags))
         latest = LATEST if self._ahead_ms is None else min(moment.now_ms + self._ahead_ms, LATEST)
+        floor, closed = self.clocks.floor, self._state.progress.closed
         stamped = self.clocks.stamp(counted, moment.now_ms, latest=latest, trusted=self._is_stamped)
+        if closed != NO_TIME and (least := min(closed + self.definition.grace_ms, LATEST)) > floor:
+            np.maximum(stamped.judged, least, out=stamped.judged)  # the grace became longer since
         groups = self._group(batch.key, ids, has_id)
         verdicts = np.zeros(len(batch), np.uint8)
         if has_id is not None:
@@ -374,7 +331,7 @@ class DedupeOperator:
         ts = np.ascontiguousarray(batch.ts)
         earliest = int(ts.min())
         known = self._store.fetch_batch(
-            _prints_column(groups.prints),
+            _fixed(groups.prints, PRINT_BYTES),
             max(earliest - definition.within_ms + 1, EARLIEST),
             min(int(ts.max()) + definition.within_ms - 1, LATEST),
             hashes=groups.hashes,
@@ -402,21 +359,10 @@ class DedupeOperator:
         kept = list_kept(groups.rows, groups.starts, new_groups, new_rows)
         return new_groups[:kept], new_rows[:kept]
 
-    def _keep(self, batch: EventBatch, judged: _Judged, late: LateRows | None) -> None:
-        """Store ids and late records, or neither."""
-        table, aside = self.late_table, None
-        if table is not None and late is not None:
-            aside = table.prepare(late, self._state.progress)
-        try:
-            if len(judged.new_rows):
-                # The store leaves out ids that expired because time advanced inside the batch.
-                self._store.put_batch(self._ids(batch, judged), stream_time=self.clocks.floor)
-        except BaseException:
-            if aside is not None:
-                aside.undo()
-            raise
-        if aside is not None:
-            aside.commit()
+    def _put(self, batch: EventBatch, judged: _Judged) -> None:
+        """Store ids; the store leaves out those that expired because time advanced inside the batch."""
+        if len(judged.new_rows):
+            self._store.put_batch(self._ids(batch, judged), stream_time=self.clocks.floor)
 
     def _ids(self, batch: EventBatch, judged: _Judged) -> SortedRows:
         groups, new_rows = judged.groups, judged.new_rows
@@ -432,7 +378,7 @@ class DedupeOperator:
             "partition": pa.array(batch.partition),
         }
         return SortedRows(
-            _prints_column(groups.prints),
+            _fixed(groups.prints, PRINT_BYTES),
             groups.hashes,
             pa.RecordBatch.from_pydict(columns),
             judged.new_groups,
@@ -446,19 +392,10 @@ class DedupeOperator:
         reasons = pa.repeat(pa.scalar(LATE_REASON), len(rows))
         return LateRows(events, np.full(len(rows), NO_TIME, np.int64), how_late, reasons)
 
-    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _pass_time(self, moment: Moment) -> None:
-        if self._idle_ms is not None:
-            self.clocks.advance_idle(moment.now_ms, self._idle_ms)
-        if moment.watermark is not None:
-            self.clocks.raise_floor(moment.watermark)
-
     def _drop_old(self) -> None:
-        floor = self.clocks.floor
-        self._store.advance(floor)
-        if self.late_table is not None:
-            self.late_table.expire(floor, self._state.progress)
+        super()._drop_old()
+        progress = self._state.progress
+        progress.closed = max(progress.closed, self.clocks.floor - self.definition.grace_ms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -483,26 +420,12 @@ class _Judged(NamedTuple):
     new_rows: Int32s  # -row - 1 for a refresh
 
 
-def _prints_column(prints: npt.NDArray[np.uint8]) -> pa.BinaryArray:
-    """Return concatenated fingerprints as a column of keys."""
-    bounds = np.arange(0, len(prints) + 1, PRINT_BYTES, dtype=np.int32)
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(prints)]
-    return pa.Array.from_buffers(pa.binary(), len(prints) // PRINT_BYTES, buffers, 0)
-
-
 def _most_alike(numbers: Int64s) -> int:
     """Return how often the most frequent of ascending numbers occurs."""
     if not len(numbers):
         return 0
     changes = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1, append=numbers[-1] + 1))
     return int(np.diff(changes).max())
-
-
-def _column(values: pa.RecordBatch, name: str) -> pa.Array:
-    place = values.schema.get_field_index(name)
-    if place < 0:
-        raise InvalidError(f"drop_duplicates: no single column {name!r} among {values.schema.names}")
-    return values.column(place)
 
 
 def _fingerprint_keyless(
@@ -526,15 +449,5 @@ def _fingerprint_keyless(
 
 def _masked(key: pa.BinaryArray, mask: Flags) -> pa.BinaryArray:
     """Return the keys where the mask is true, null elsewhere: other records advance no clock."""
-    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
     column = binary_column(key)
-    bounds = np.ascontiguousarray(column.bounds)
-    return pa.Array.from_buffers(
-        pa.binary(), len(key), [bits, pa.py_buffer(bounds), pa.py_buffer(column.content)]
-    )
-
-
-def _no_events(values: pa.Schema) -> EventBatch:
-    none = np.empty(0, np.int64)
-    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
-    return EventBatch(pa.array([], pa.binary()), none, none, none.astype(np.int32), none, empty)
+    return make_binary(np.ascontiguousarray(column.bounds), column.content, mask)

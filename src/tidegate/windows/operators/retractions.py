@@ -1,16 +1,10 @@
 """Turn changes of a table's rows into events that can be summed: retract a row's old content, add its new content.
 
-A topic of changes has the new content of rows and not the old one, and compaction may have removed all but the last
-change of a row. So the content that each row added before is kept here:
-
-    window store   key = the row's key in its table    ts = its event time    seq = 0
-                   payload: the key and the columns that the row was added with
-
-A change becomes an event of weight -1 with the earlier content, if there was any, and one of weight 1 with the new
-content, unless the row is deleted. Both have the change's place, stream time and offset, so windows judge them
+A topic of changes has the new content of rows and not the old one, so the content that each row added before is kept
+in a window store: key = the row's key in its table, ts = its event time, payload = the key and columns it was added
+with. A change becomes an event of weight -1 with the earlier content, if there was any, and one of weight 1 with the
+new content, unless the row is deleted. Both have the change's place, stream time and offset, so windows judge them
 alike.
-
-Rows are kept while a window could accept a change of theirs (`drop_before`).
 
 Thread rule: one operator belongs to its task's thread.
 """

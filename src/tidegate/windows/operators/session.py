@@ -1,42 +1,31 @@
 """Session windows: bursts of a key's records with no more than a gap between neighbours.
 
-    session store   key = the record's key    ts = end of the session    seq = its start
-                     payload: the states of the aggregates
+    session store   key = the record's key    ts = end of the session    seq = its start    payload: states
 
-For every batch the sessions of its keys are read in one plan; one kernel joins records to sessions in order of
-arrival (`kernels/windows.py`); states are merged by session; sessions that grew or were joined are written under
-their new bounds, and the earlier ones are written as deleted.
+For every batch the sessions of its keys are read in one plan; one kernel joins records to sessions in order of arrival
+(`kernels/windows.py`); sessions that grew or were joined are written under their new bounds, earlier ones as deleted.
 
-A session is final once stream time has passed its end + gap + grace: on update as on close, and however long
-retention lets it be read. Two kinds of records are late: one that would join a final session, and one from before
-stream time − grace − gap that lies in no open session. So sessions of a key always lie more than a gap apart.
-
-`compat="kafka-streams"` keeps Kafka Streams' rule: a session is found, and joined, while the store keeps it, which
-is for the retention; a record that finds none begins one while that would end at or after stream time − grace − gap.
-
-On update, stored sessions that were replaced are sent as deleted, before those that replace them; one that existed
-only inside a batch was never sent.
-
-Thread rule: one operator belongs to its task's thread.
+A session is final once stream time has passed its end + gap + grace. A record is late if it would join a final
+session, or lies before stream time − grace − gap and in no open session. `compat="kafka-streams"` keeps Kafka
+Streams' rule: a session is joined while the store keeps it; a record that finds none begins one while that would end
+at or after stream time − grace − gap. Thread rule: one operator belongs to its task's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.kernels.stream_time import GOOD
 from tidegate.kernels.windows import merge_sessions
-from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
-from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.storage.runs.columns import int64_column, merge_need, merge_needs, window_words, words
-from tidegate.windows.aggregates.folds import Aggregates
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys import Int32s
-from tidegate.windows.kinds import LATEST, Session
+from tidegate.windows.kinds import Session
 from tidegate.windows.operators.base import WindowRows
 from tidegate.windows.operators.clock import Stamped
 from tidegate.windows.operators.layout import StateLayout
@@ -71,26 +60,15 @@ class _Merged(NamedTuple):
 class SessionOperator(WindowedOperator):
     """Aggregates of session windows, for every key of one task."""
 
+    _kinds = (Session,)
     _kind: Session
 
-    def __init__(
-        self,
-        runtime: WorkerStorageRuntime,
-        task: str,
-        name: str,
-        kind: Session,
-        aggregates: Aggregates | Sequence[Aggregate],
-        **settings: Any,
-    ) -> None:
-        """Attach the operator's stores to the task; `settings` are those of `WindowedOperator`."""
-        if not isinstance(kind, Session):
-            raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
+    def _set_up(self, kind: Session, *, is_compat: bool) -> None:
         self._allowed = kind.gap_ms + kind.grace_ms
-        self._stays_final = settings.get("compat") is None
+        self._stays_final = not is_compat
         self._kept = max(kind.retention_ms, self._allowed + 1) if self._stays_final else kind.retention_ms
         # A record that may begin a session is at close time at the earliest, and meets sessions at most a gap before.
         self._reach = self._allowed + kind.gap_ms + 1 if self._stays_final else self._kept
-        super().__init__(runtime, task, name, kind, aggregates, **settings)
 
     def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
         # A session that is deleted has no state: every column may be null.
@@ -254,9 +232,6 @@ class SessionOperator(WindowedOperator):
 
     def _oldest(self) -> int:
         return max(0, self._state.stream_time - self._kept + 1)
-
-    def _closing(self, closed: int, close: int) -> tuple[int, int]:
-        return max(0, closed), LATEST if close == LATEST else close - 1
 
 
 class _ByKey(NamedTuple):

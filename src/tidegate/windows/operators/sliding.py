@@ -1,40 +1,28 @@
 """Sliding windows: one for every different set of a key's records that lie within a difference of each other.
 
-    window store   key = the record's key    ts = event time
-                       payload: `first_end`, and the states of the aggregates, of this one record
+    window store   key = the record's key    ts = event time    payload: `first_end`, and states, of this one record
 
 An accepted record creates the window that ends with it, [time − difference, time], and the window that starts right
-after it, [time + 1, time + 1 + difference], if that holds a record; none starts before the epoch, so what would is
-the window [0, difference]. A window holds the records inside it that came while it was open: `first_end` of a record
-is the earliest end of a window that takes it.
+after it, if that holds a record; none starts before the epoch. A window holds the records inside it that came while
+it was open: `first_end` of a record is the earliest end of a window that takes it. A kernel finds the windows that
+changed, and since these overlap they are merged with a tree (`merge_tree`).
 
-For every batch the records near its own, of its keys, are read in one plan; a kernel finds the windows that changed
-(`kernels/windows.py`), and since these overlap they are merged with a tree (`merge_tree`).
-
-Kafka Streams derives each new window from neighbouring ones; it forgets a record that arrives when all windows
-it has at that moment have closed, though windows that are made later should hold it. Here they do. Streams without such
-records give the same windows.
-
-A record is accepted by those of its windows that are still open; it is set aside as late if no window accepts it.
-Which windows it missed depends on records that may come later, so none is listed.
-
-Thread rule: one operator belongs to its task's thread.
+Kafka Streams forgets a record that arrives when all windows it has at that moment have closed, though windows that are
+made later should hold it. Here they do. Thread rule: one operator belongs to its task's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.kernels.stream_time import GOOD
 from tidegate.kernels.windows import find_windows
-from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
-from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.storage.runs.columns import int64_column, window_words, words
-from tidegate.windows.aggregates.folds import Aggregates
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys import Bytes, Int32s
 from tidegate.windows.kinds import LATEST, Sliding
@@ -66,23 +54,12 @@ class _Records(NamedTuple):
 class SlidingOperator(WindowedOperator):
     """Aggregates of sliding windows, for every key of one task."""
 
+    _kinds = (Sliding,)
     _kind: Sliding
     _store: WindowStore
 
-    def __init__(
-        self,
-        runtime: WorkerStorageRuntime,
-        task: str,
-        name: str,
-        kind: Sliding,
-        aggregates: Aggregates | Sequence[Aggregate],
-        **settings: Any,
-    ) -> None:
-        """Attach the operator's stores to the task; `settings` are those of `WindowedOperator`."""
-        if not isinstance(kind, Sliding):
-            raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
+    def _set_up(self, kind: Sliding, *, is_compat: bool) -> None:
         self._width = kind.difference_ms
-        super().__init__(runtime, task, name, kind, aggregates, **settings)
 
     def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
         states = [each for fold in self._folds.stored for each in fold.state]
@@ -200,9 +177,6 @@ class SlidingOperator(WindowedOperator):
     def _oldest(self) -> int:
         reach = self._store.expiry.reach_ms
         return max(0, self._state.stream_time - self._kind.retention_ms + reach + self._width)
-
-    def _closing(self, closed: int, close: int) -> tuple[int, int]:
-        return max(0, closed), LATEST if close == LATEST else close - 1
 
 
 def _join(older: _Records, fresh: _Records) -> _Records:

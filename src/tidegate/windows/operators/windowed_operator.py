@@ -1,16 +1,11 @@
 """The base of all window operators: records in, results of windows out.
 
-For every batch: the clocks advance record by record; each record is judged with its own stream time and put into the
-operator's store; windows that changed, or closed, are sent; those beyond retention are dropped.
-
     emit="update"   one row for each window the batch changed, with all the window holds by now
     emit="close"    one row for each window when it is final, ascending by (end, key) over the whole stream
 
 This module owns clocks, counters, late records, the advance of time and the output. A subclass decides which records
-it accepts, what they do to its store, and which windows end in a range of time.
-
-A closed window is emitted before retention can drop it, however far stream time advances: a batch is put with the
-stream time before it, and the store gets the new one after windows were sent.
+it accepts, what they do to its store, and which windows end in a range of time. A closed window is emitted before
+retention can drop it: a batch is put with the stream time before it, and the store gets the new one afterwards.
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -21,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +26,12 @@ from tidegate.durations import DurationLike, duration_ms, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.kernels.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY
 from tidegate.storage import BucketIndexState, RuntimeContext, StoreSpec, WorkerStorageRuntime
-from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.windows.aggregates.folds import Aggregates, Folds
+from tidegate.windows.aggregates.folds import Folds, ResolvedAggregates
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
 from tidegate.windows.keys import Bytes, Int32s
 from tidegate.windows.kinds import LATEST, Unlimited, WindowKind
-from tidegate.windows.operators.assignment import LateLines
 from tidegate.windows.operators.base import (
+    LateLines,
     LateRows,
     Moment,
     Output,
@@ -47,13 +41,14 @@ from tidegate.windows.operators.base import (
     no_rows,
     rows_that_fit,
 )
-from tidegate.windows.operators.clock import OperatorState, Stamped, StreamClocks, decode, encode
+from tidegate.windows.operators.clock import OperatorState, Stamped, StreamClocks
 from tidegate.windows.operators.late import FUTURE as FUTURE_REASON
 from tidegate.windows.operators.late import LATE, LateSettings, LateTable
 from tidegate.windows.operators.layout import StateLayout, grown, window_layout
 from tidegate.windows.stores.segmented_store import SegmentedStore
 from tidegate.windows.stores.segments import Compat as StoreCompat
 
+Answer = TypeVar("Answer")
 Compat = Literal["kafka-streams"]
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -82,35 +77,6 @@ class FutureGuard:
         object.__setattr__(self, "policy", policy)
 
 
-class WindowOperatorState(OperatorState):
-    """The store's index and the operator's progress."""
-
-    def __init__(
-        self,
-        spec: StoreSpec,
-        clocks: StreamClocks,
-        *,
-        step_ms: int,
-        forgets: bool,
-    ) -> None:
-        super().__init__(spec, clocks, forgets=forgets)
-        self._step_ms = step_ms
-
-    @property
-    def stream_time(self) -> int:
-        """The start of the newest window, from which retention is measured."""
-        floor = self.clocks.open_floor
-        return floor if floor == NO_TIME else floor // self._step_ms * self._step_ms
-
-    def encode_progress(self) -> bytes:
-        self.progress.clocks = self.clocks.saved()
-        return encode(self.progress)
-
-    def roll_back(self, data: bytes) -> None:
-        self.progress = decode(data)
-        self.clocks.restore(self.progress.clocks)
-
-
 class Taken(NamedTuple):
     """The outcome of a batch's records, and the work left for accepted ones."""
 
@@ -122,11 +88,63 @@ class Taken(NamedTuple):
     put: Callable[[int], list[WindowRows]]  # stores them, at this stream time, and returns what to send
 
 
-class WindowedOperator(ABC):
+class TaskOperator:
+    """What windows and deduplication share: clocks, counters, a store and a late table in one task's storage."""
+
+    name: str
+    late_table: LateTable | None
+    _state: OperatorState
+    _store: SegmentedStore
+    _idle_ms: int | None
+
+    @property
+    def states(self) -> Sequence[BucketIndexState]:
+        return (self._state,) if self.late_table is None else (self._state, self.late_table.state)
+
+    @property
+    def clocks(self) -> StreamClocks:
+        return self._state.clocks
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counters by name; they are in the checkpoint."""
+        return dict(self._state.progress.counters)
+
+    def _keep(self, late: LateRows | None, put: Callable[[], Answer]) -> Answer:
+        """Put records into the store and set late ones aside, or neither; return what `put` does."""
+        aside = None
+        if self.late_table is not None and late is not None:
+            aside = self.late_table.prepare(late, self._state.progress)
+        try:
+            answer = put()
+        except BaseException:
+            if aside is not None:
+                aside.undo()
+            raise
+        if aside is not None:
+            aside.commit()
+        return answer
+
+    def _pass_time(self, moment: Moment) -> None:
+        """Advance the clocks to the round's time and watermark."""
+        if self._idle_ms is not None:
+            self.clocks.advance_idle(moment.now_ms, self._idle_ms)
+        if moment.watermark is not None:
+            self.clocks.raise_floor(moment.watermark)
+
+    def _drop_old(self) -> None:
+        """Drop what is no longer kept."""
+        self._store.advance(self._state.stream_time)
+        if self.late_table is not None:
+            self.late_table.expire(self.clocks.open_floor, self._state.progress)
+
+
+class WindowedOperator(TaskOperator, ABC):
     """Aggregates of windows of one kind, for every key of one task."""
 
-    _kind: WindowKind
-    _store: SegmentedStore
+    _kinds: tuple[type, ...]
+    """The kinds of windows that the operator is for."""
+    _kind: Any
     _step_ms = 1  # the distance between window starts
 
     def __init__(
@@ -135,7 +153,7 @@ class WindowedOperator(ABC):
         task: str,
         name: str,
         kind: WindowKind,
-        aggregates: Aggregates | Sequence[Aggregate],
+        aggregates: ResolvedAggregates,
         *,
         emit: Emit | str = Emit.UPDATE,
         partitions: Sequence[int] = (),
@@ -158,6 +176,8 @@ class WindowedOperator(ABC):
         `heard=False`: results are not sent, windows are only read from state; so no rows are made, which saves a
         third of the work.
         """
+        if not isinstance(kind, self._kinds):
+            raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
         if compat not in (None, "kafka-streams"):
             raise InvalidError(f"compat is {compat!r}; only 'kafka-streams' is known")
         if late is not None and values is None:
@@ -167,13 +187,14 @@ class WindowedOperator(ABC):
         self.name = name
         self._runtime, self._task, self._kind = runtime, task, kind
         self._emit, self._future, self._is_stamped = Emit(emit), future, stamped
-        self._is_heard = heard
+        self._is_heard, self._stay_final = heard, compat is None
         self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._folds = Folds(aggregates)
+        self._set_up(kind, is_compat=compat is not None)
         layout = window_layout(kind) if layout is None else layout
         spec = grown(self._spec(name, layout), self._folds, layout, values)
         context = runtime.context(task)
-        self._state = WindowOperatorState(
+        self._state = OperatorState(
             spec,
             StreamClocks(partitions),
             step_ms=self._step_ms,
@@ -188,19 +209,6 @@ class WindowedOperator(ABC):
         self.late_table = None
         if late is not None and values is not None:
             self.late_table = LateTable(context, name, values, late, lambda: self._state.clocks.open_floor)
-
-    @property
-    def states(self) -> Sequence[BucketIndexState]:
-        return (self._state,) if self.late_table is None else (self._state, self.late_table.state)
-
-    @property
-    def clocks(self) -> StreamClocks:
-        return self._state.clocks
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Counters by name; they are in the checkpoint."""
-        return dict(self._state.progress.counters)
 
     @property
     def results(self) -> pa.Schema:
@@ -218,12 +226,15 @@ class WindowedOperator(ABC):
         if len(batch):
             latest = LATEST if self._future is None else min(moment.now_ms + self._future.ahead_ms, LATEST)
             saved, stream_time = self._state.encode_progress(), self._state.stream_time
+            floor = self.clocks.floor
             try:
                 stamped = self.clocks.stamp(batch, moment.now_ms, latest=latest, trusted=self._is_stamped)
+                if self._stay_final and (least := self._least_judged) > floor:
+                    np.maximum(stamped.judged, least, out=stamped.judged)
                 taken = self._take(batch, stamped)
                 places = self._count(batch, stamped, taken)
                 late = self._late_rows(batch, stamped, taken, latest)
-                pieces = self._keep(taken, late, stream_time)
+                pieces = self._keep(late, lambda: taken.put(stream_time) if taken.accepted else [])
             except BaseException:
                 self._state.roll_back(saved)
                 raise
@@ -258,6 +269,9 @@ class WindowedOperator(ABC):
 
     # ── what a kind says ─────────────────────────────────────────────────────────────────────────────────────
 
+    def _set_up(self, kind: Any, *, is_compat: bool) -> None:
+        """Derive from the kind what the operator needs, before its stores are opened."""
+
     @abstractmethod
     def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
         """Return the store of its rows."""
@@ -282,10 +296,10 @@ class WindowedOperator(ABC):
     def _oldest(self) -> int:
         """Return the first window that is still kept, as `_between` counts them."""
 
-    @abstractmethod
     def _closing(self, closed: int, close: int) -> tuple[int, int]:
         """Return the first and last window that is final at `close` and was not at `closed`, as `_between` counts
         them."""
+        return max(0, closed), LATEST if close == LATEST else close - 1
 
     def _close_time(self, floor: int) -> int:
         """Return the time at which windows close; NO_TIME: they never do."""
@@ -294,6 +308,14 @@ class WindowedOperator(ABC):
         return LATEST if floor == LATEST else self._kind.close_time(floor)
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _least_judged(self) -> int:
+        """Return the time at which the final windows close: above the floor where the grace became longer since."""
+        closed = self._state.progress.closed
+        if isinstance(self._kind, Unlimited) or closed in (NO_TIME, LATEST):
+            return NO_TIME
+        return min(closed - self._kind.close_time(0), LATEST)
 
     @property
     def _sends_updates(self) -> bool:
@@ -312,21 +334,6 @@ class WindowedOperator(ABC):
         """Return one state for each of `count` groups of records."""
         rows = pa.RecordBatch.from_pydict(self._folds.inputs(events))
         return [column for each in self._folds.stored for column in each.partial(rows, groups, count)]
-
-    def _keep(self, taken: Taken, late: LateRows | None, stream_time: int) -> list[WindowRows]:
-        """Put records into the store and the late table, or neither; return what to send."""
-        table, aside = self.late_table, None
-        if table is not None and late is not None:
-            aside = table.prepare(late, self._state.progress)
-        try:
-            pieces = taken.put(stream_time) if taken.accepted else []
-        except BaseException:
-            if aside is not None:
-                aside.undo()
-            raise
-        if aside is not None:
-            aside.commit()
-        return pieces
 
     def _count(self, batch: EventBatch, stamped: Stamped, taken: Taken) -> dict[str, Places]:
         """Count the outcomes of the records; return the places of those that some window did not accept."""
@@ -391,10 +398,7 @@ class WindowedOperator(ABC):
     def _advance(self, moment: Moment) -> list[WindowRows]:
         """Advance time to the moment's, emit windows that this makes final, drop what is no longer kept."""
         clocks, progress = self.clocks, self._state.progress
-        if self._idle_ms is not None:
-            clocks.advance_idle(moment.now_ms, self._idle_ms)
-        if moment.watermark is not None:
-            clocks.raise_floor(moment.watermark)
+        self._pass_time(moment)
         if moment.closing:
             clocks.end()
         floor = clocks.floor
@@ -408,9 +412,7 @@ class WindowedOperator(ABC):
                 if first <= last:
                     pieces = rows_that_fit(self._between(first, last), self._runtime.scratch)
             progress.closed = close
-        self._store.advance(self._state.stream_time)
-        if self.late_table is not None:
-            self.late_table.expire(clocks.open_floor, progress)
+        self._drop_old()
         return pieces
 
     def _output(

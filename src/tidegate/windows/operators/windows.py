@@ -1,20 +1,11 @@
 """Tumbling, hopping and unlimited windows: records are folded into panes, and windows are merged from panes.
 
-Results on close, late records and the table do not depend on batch boundaries: a record is judged by its own times,
-panes record the first window in which a record counts, and windows are emitted as final in the order of their ends.
-Only intermediate updates depend on them.
-
-Panes are partial states in a fold store:
-
-    key = the record's key     ts = where the pane starts     seq = the first window that takes the records
+    fold store   key = the record's key     ts = where the pane starts     seq = the first window that takes the records
 
 `seq` is 0 for records that all windows of the pane accept. A record that came when some of its windows had closed is
-folded under the start of the first open one: a window reads only panes under its own start or an earlier one, so
-records that came too late for a window never change it.
-
-A window is the merge of the panes that its start admits. With one pane per window nothing is merged; otherwise
-windows overlap and are merged with a tree (`merge_tree`), so that a window of a thousand panes costs little more
-than one of ten.
+folded under the start of the first open one, and a window reads only panes under its own start or an earlier one: so
+results do not depend on batch boundaries; only intermediate updates do. With one pane per window nothing is merged;
+otherwise windows overlap and are merged with a tree (`merge_tree`).
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -23,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +24,14 @@ import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
 from tidegate.kernels.stream_time import GOOD
-from tidegate.kernels.windows import list_hops, list_windows, reach_of_hops
+from tidegate.kernels.windows import assign_panes, list_hops, list_late, list_windows, reach_of_hops
 from tidegate.storage import (
     Merge,
     MergedRows,
     RuntimeContext,
-    ScratchLimiter,
     StoreSpec,
     TouchedRows,
-    WorkerStorageRuntime,
 )
-from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.columns import (
     gather_keys,
     int64_column,
@@ -53,12 +42,10 @@ from tidegate.storage.runs.columns import (
     window_words,
     words,
 )
-from tidegate.windows.aggregates.folds import Aggregates, Folds
 from tidegate.windows.events import EventBatch, Int64s
-from tidegate.windows.keys import Int32s
-from tidegate.windows.kinds import LATEST, Hopping, Tumbling, Unlimited
-from tidegate.windows.operators.assignment import Assigned, LateLines, assign, assign_unlimited, late_lines
-from tidegate.windows.operators.base import WindowRows, no_rows
+from tidegate.windows.keys import Bytes, Int32s
+from tidegate.windows.kinds import LATEST, Hopping, Unlimited
+from tidegate.windows.operators.base import LateLines, WindowRows, no_rows
 from tidegate.windows.operators.clock import Stamped
 from tidegate.windows.operators.layout import StateLayout
 from tidegate.windows.operators.merge_tree import Stretches, merge_stretches, place_by_time
@@ -79,36 +66,107 @@ class PaneRows(NamedTuple):
     states: list[pa.Array]
 
 
-def pane_spec(name: str, folds: Folds, bucket_ms: int, segment_ms: int) -> StoreSpec:
-    """Return the store of one operator's panes."""
-    return StoreSpec(name, Merge.FOLD, aggregates=folds.stored, bucket_ms=bucket_ms, segment_ms=segment_ms)
+class _Assigned(NamedTuple):
+    """The pane of every record of a batch; `first_start` is 0 where all windows of a record accept it."""
 
+    taken: Bytes
+    pane_start: Int64s
+    first_start: Int64s
+    accepted: int
+    partly: int
 
-# --- from panes to windows
 
 CHUNK_BUCKETS = 4  # of window starts that are merged at once
 _NONE, _ZERO = np.empty(0, np.int64), np.zeros(1, np.int32)
 
 
-class Emission:
-    """Builds the rows of one operator's windows."""
+# --- the operator
 
-    def __init__(
-        self, kind: Hopping | Unlimited, folds: Folds, store: WindowStore, scratch: ScratchLimiter
-    ) -> None:
-        self._scratch = scratch
-        self._kind = kind
-        self._folds = folds
-        self._store = store
-        self._is_plain = isinstance(kind, Unlimited) or kind.pane_ms == kind.size_ms
-        self._none = no_rows(folds.results)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether a window is one pane."""
-        return self._is_plain
+class WindowOperator(WindowedOperator):
+    """Aggregates of windows of one size, for every key of one task."""
 
-    def changed(self, changed: MergedRows) -> WindowRows:
+    _kinds = (Hopping, Unlimited)
+    _kind: Hopping | Unlimited
+    _store: WindowStore
+
+    def _set_up(self, kind: Hopping | Unlimited, *, is_compat: bool) -> None:
+        if isinstance(kind, Hopping):
+            self._step_ms = kind.advance_ms
+        elif self._emit is Emit.CLOSE:
+            raise InvalidError("an unlimited window never closes: emit on update")
+        self._is_plain = isinstance(kind, Unlimited) or kind.pane_ms == kind.size_ms  # a window is one pane
+
+    def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
+        widths = {"bucket_ms": layout.bucket_ms, "segment_ms": layout.segment_ms}
+        return StoreSpec(name, Merge.FOLD, aggregates=self._folds.stored, **widths)
+
+    def _open_store(self, context: RuntimeContext, compat: StoreCompat) -> None:
+        kept = None if isinstance(self._kind, Unlimited) else self._kind.retention_ms
+        self._store = WindowStore(context, self._state, retention=kept, compat=compat)
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, batch: EventBatch, stamped: Stamped) -> Taken:
+        ts, count, kind = np.ascontiguousarray(batch.ts), len(batch), self._kind
+        if isinstance(kind, Unlimited):
+            is_good = (stamped.verdicts == GOOD) | (stamped.verdicts == self._also)
+            taken = ((ts >= kind.start_ms) & is_good).astype(np.uint8)
+            panes = _Assigned(
+                taken, np.full(count, kind.start_ms), np.zeros(count, np.int64), int(taken.sum()), 0
+            )
+            put = partial(self._fold, batch, panes)
+            return Taken(taken, np.zeros(count, np.int32), panes.accepted, 0, _no_lines, put)
+        taken, late_windows = np.empty(count, np.uint8), np.empty(count, np.int32)
+        pane_start, first_start = np.empty(count, np.int64), np.empty(count, np.int64)
+        accepted, partly, closed = assign_panes(
+            ts, stamped.judged, stamped.verdicts, self._also,
+            kind.size_ms, kind.advance_ms, kind.pane_ms, kind.grace_ms,
+            taken, pane_start, first_start, late_windows,
+        )  # fmt: skip
+
+        def late() -> LateLines:
+            lines = LateLines(*(np.empty(closed, np.int64) for _ in range(3)))
+            list_late(ts, stamped.judged, late_windows, kind.size_ms, kind.advance_ms, kind.grace_ms, *lines)
+            return lines
+
+        put = partial(self._fold, batch, _Assigned(taken, pane_start, first_start, accepted, partly))
+        return Taken(taken, late_windows, accepted, closed, late, put)
+
+    def _fold(self, batch: EventBatch, assigned: _Assigned, stream_time: int) -> list[WindowRows]:
+        """Fold records into panes; return the windows that changed, if they are sent."""
+        columns = {"key": batch.key, "ts": int64_column(assigned.pane_start)}
+        if assigned.partly:
+            columns["seq"] = int64_column(assigned.first_start)
+        rows = pa.RecordBatch.from_pydict({**columns, **self._folds.inputs(batch)})
+        if assigned.accepted < len(batch):
+            rows = rows.take(pa.array(np.flatnonzero(assigned.taken)))
+        returning: Returning | None = None
+        if self._sends_updates:
+            returning = "merged" if self._is_plain else "touched"
+        result = self._store.put_batch(rows, stream_time=stream_time, returning=returning)
+        if result.merged is not None:
+            return [self._changed(result.merged)]
+        return self._touched(result.touched) if result.touched else []
+
+    def _not_taken(
+        self, stamped: Stamped, is_gone: npt.NDArray[np.bool_], is_late: npt.NDArray[np.bool_]
+    ) -> dict[str, npt.NDArray[np.bool_]]:
+        found = super()._not_taken(stamped, is_gone, is_late)
+        if isinstance(self._kind, Unlimited):
+            found["before_start"] = is_gone & (stamped.verdicts == GOOD)
+        return found
+
+    # ── windows, by their starts ─────────────────────────────────────────────────────────────────────────────
+
+    def _oldest(self) -> int:
+        return self._store.first_readable_ts
+
+    def _closing(self, closed: int, close: int) -> tuple[int, int]:
+        size = 0 if isinstance(self._kind, Unlimited) else self._kind.size_ms
+        return max(0, closed - size + 1), LATEST if close == LATEST else close - size
+
+    def _changed(self, changed: MergedRows) -> WindowRows:
         """Return the windows of panes that just changed, each of one pane, with their whole content."""
         fresh, places = changed.rows, changed.places
         rows = self._rows(fresh.keys, fresh.ts, fresh.states)
@@ -117,11 +175,11 @@ class Emission:
         merged = self._rows(gather_keys(fresh.keys, places), fresh.ts[places], changed.merged)
         return put_rows(rows, places, merged)
 
-    def touched(self, pieces: Sequence[TouchedRows]) -> list[WindowRows]:
+    def _touched(self, pieces: Sequence[TouchedRows]) -> list[WindowRows]:
         """Return the windows of panes that were just folded into, with their whole content."""
-        return [self._touched(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
+        return [self._cluster(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
 
-    def _touched(self, pieces: Sequence[TouchedRows]) -> WindowRows:
+    def _cluster(self, pieces: Sequence[TouchedRows]) -> WindowRows:
         kind = self._hopping
         keys = pa.concat_arrays([piece.keys for piece in pieces]).dictionary_encode()
         ts = np.concatenate([piece.ts for piece in pieces])
@@ -131,10 +189,10 @@ class Emission:
         owners = np.repeat(keys.indices.to_numpy().astype(np.int32, copy=False), counts)
         rows, starts = place_by_time(owners, ts, len(keys.dictionary))
         wanted = self._covered(rows, starts, owners, ts, seq, first, last)
-        codes, panes = self._of_keys(keys.dictionary, first, _end(last, kind.size_ms) - 1)
+        codes, panes = self._panes_of(keys.dictionary, first, _end(last, kind.size_ms) - 1)
         return self._merged(keys.dictionary, codes, panes, first, last, wanted)
 
-    def between(self, first: int, last: int) -> Iterator[WindowRows]:
+    def _between(self, first: int, last: int) -> Iterator[WindowRows]:
         """Yield every window that starts from `first` to `last`, ascending by (end, key), in pieces."""
         if self._is_plain:
             width = self._store.index.spec.bucket_ms
@@ -162,20 +220,20 @@ class Emission:
                 if len(rows):
                     yield in_order(rows)
 
-    def of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
+    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
         """Return the windows of these different keys that start from `first` to `last`, in no defined order."""
         if self._is_plain:
-            _, panes = self._of_keys(keys, first, last)
+            _, panes = self._panes_of(keys, first, last)
             if not len(panes.ts):
-                return self._none
+                return no_rows(self._folds.results)
             return _there(self._rows(panes.keys, panes.ts, panes.states))
-        codes, panes = self._of_keys(keys, first, _end(last, self._hopping.size_ms) - 1)
+        codes, panes = self._panes_of(keys, first, _end(last, self._hopping.size_ms) - 1)
         if not len(panes.ts):
-            return self._none
+            return no_rows(self._folds.results)
         low, high = max(first, self._first_start(int(panes.ts.min()))), min(last, int(panes.ts.max()))
         return _there(self._merged(keys, codes, panes, low, high, None))
 
-    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> tuple[Int32s, PaneRows]:
+    def _panes_of(self, keys: pa.BinaryArray, first: int, last: int) -> tuple[Int32s, PaneRows]:
         """Return all panes of these different keys that start from `first` to `last`, and the number of each one's
         key."""
         numbers, rows = self._store.fetch_batch(keys, first, last)
@@ -190,10 +248,8 @@ class Emission:
             piece = PaneRows(keys, words(ts), words(seq), states)
             found.append(piece)
             nbytes += list_bytes(piece.states)
-            self._scratch.check(nbytes, lambda: _largest(found))
+            self._runtime.scratch.check(nbytes, lambda: _largest(found))
         return found
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _hopping(self) -> Hopping:
@@ -256,7 +312,7 @@ class Emission:
             key = keys[int(wanted[number]) // stride].as_py()
             return window_words(key, int(begins[number]), int(begins[number]) + size)
 
-        states = merge_stretches(self._folds, panes.states, rows, windows, self._scratch, named)
+        states = merge_stretches(self._folds, panes.states, rows, windows, self._runtime.scratch, named)
         return self._rows(keys.take(pa.array(wanted // stride)), begins, states)
 
     def _rows(self, keys: pa.BinaryArray, starts: Int64s, states: Sequence[pa.Array]) -> WindowRows:
@@ -359,99 +415,5 @@ def _end(start: int, size: int) -> int:
     return min(start + size, LATEST)
 
 
-# --- the operator
-
-
-class WindowOperator(WindowedOperator):
-    """Aggregates of windows of one size, for every key of one task."""
-
-    _kind: Hopping | Unlimited
-
-    def __init__(
-        self,
-        runtime: WorkerStorageRuntime,
-        task: str,
-        name: str,
-        kind: Tumbling | Hopping | Unlimited,
-        aggregates: Aggregates | Sequence[Aggregate],
-        **settings: Any,
-    ) -> None:
-        """Attach the operator's stores to the task; `settings` are those of `WindowedOperator`."""
-        if not isinstance(kind, Hopping | Unlimited):
-            raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
-        if isinstance(kind, Hopping):
-            self._step_ms = kind.advance_ms
-        elif Emit(settings.get("emit", Emit.UPDATE)) is Emit.CLOSE:
-            raise InvalidError("an unlimited window never closes: emit on update")
-        super().__init__(runtime, task, name, kind, aggregates, **settings)
-
-    def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
-        return pane_spec(name, self._folds, layout.bucket_ms, layout.segment_ms)
-
-    def _open_store(self, context: RuntimeContext, compat: StoreCompat) -> None:
-        kept = None if isinstance(self._kind, Unlimited) else self._kind.retention_ms
-        store = WindowStore(context, self._state, retention=kept, compat=compat)
-        self._store = store
-        self._emission = Emission(self._kind, self._folds, store, self._runtime.scratch)
-
-    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _take(self, batch: EventBatch, stamped: Stamped) -> Taken:
-        ts, kind = np.ascontiguousarray(batch.ts), self._kind
-        if isinstance(kind, Unlimited):
-            assigned = assign_unlimited(kind, ts, stamped, also=self._also)
-        else:
-            assigned = assign(kind, ts, stamped, also=self._also)
-
-        def late() -> LateLines:
-            if isinstance(kind, Unlimited):
-                raise TypeError("an unlimited window closes to no record")
-            return late_lines(kind, ts, stamped, assigned)
-
-        return Taken(
-            assigned.taken,
-            assigned.late_windows,
-            assigned.accepted,
-            assigned.closed,
-            late,
-            lambda stream_time: self._fold(batch, assigned, stream_time),
-        )
-
-    def _fold(self, batch: EventBatch, assigned: Assigned, stream_time: int) -> list[WindowRows]:
-        """Fold records into panes; return the windows that changed, if they are sent."""
-        columns = {"key": batch.key, "ts": int64_column(assigned.pane_start)}
-        if assigned.partly:
-            columns["seq"] = int64_column(assigned.first_start)
-        rows = pa.RecordBatch.from_pydict({**columns, **self._folds.inputs(batch)})
-        if assigned.accepted < len(batch):
-            rows = rows.take(pa.array(np.flatnonzero(assigned.taken)))
-        returning: Returning | None = None
-        if self._sends_updates:
-            returning = "merged" if self._emission.is_plain else "touched"
-        result = self._store.put_batch(rows, stream_time=stream_time, returning=returning)
-        if result.merged is not None:
-            return [self._emission.changed(result.merged)]
-        return self._emission.touched(result.touched) if result.touched else []
-
-    def _not_taken(
-        self, stamped: Stamped, is_gone: npt.NDArray[np.bool_], is_late: npt.NDArray[np.bool_]
-    ) -> dict[str, npt.NDArray[np.bool_]]:
-        found = super()._not_taken(stamped, is_gone, is_late)
-        if isinstance(self._kind, Unlimited):
-            found["before_start"] = is_gone & (stamped.verdicts == GOOD)
-        return found
-
-    # ── windows, by their starts ─────────────────────────────────────────────────────────────────────────────
-
-    def _between(self, first: int, last: int) -> Iterator[WindowRows]:
-        return self._emission.between(first, last)
-
-    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
-        return self._emission.of_keys(keys, first, last)
-
-    def _oldest(self) -> int:
-        return self._store.first_readable_ts
-
-    def _closing(self, closed: int, close: int) -> tuple[int, int]:
-        size = 0 if isinstance(self._kind, Unlimited) else self._kind.size_ms
-        return max(0, closed - size + 1), LATEST if close == LATEST else close - size
+def _no_lines() -> LateLines:
+    raise TypeError("an unlimited window closes to no record")

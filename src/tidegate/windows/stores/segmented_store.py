@@ -1,28 +1,12 @@
 """The columnar store: rows of a `StoreSpec` by key and time, kept for a retention of stream time.
 
     put_batch     judge ──► append ──► insert ──► clean up        rows of expired time segments are not written
-    advance       clean up                                        a put without rows
-    open          clean up                                        also after every restore
+    advance, open clean up                                        `open` also after every restore
     fetch_batch   plan, load ──► rows                             cleans up nothing
 
-The spec defines columns and merge kind. The caller provides the time: operators the minimum stream time of their
-inputs, tables the largest time they have seen. `ts` of a row is the window's start (a session's end), `seq` the
-second half of its identity.
-
-P1  how rows are cut into batches changes neither rows nor which of them are accepted, where each is judged by its own
-    stream time.
-P2  a refused put (`OverloadError`) has changed nothing: no row, no time segment, no clock. It can be repeated.
-
-A store's state is the index of its rows, and its progress in the checkpoint. Operators and tables keep their
-progress there (`StoreState`). A store with a clock of its own keeps, in one versioned value (msgpack, an array):
-
-    version | observed time | sequence of retained duplicates | sequence of the changelog | dropped puts | position
-
-S1  rows and this value are of one moment: storage requests it inside its cut.
-S2  a store that forgets its clocks (`Compat`) keeps them all the same; it forgets when it is restored.
-
-A position is the largest offset seen of every topic and partition. It only grows, and includes puts that were
-dropped as expired: waiting for an offset means waiting until the store has processed it.
+`ts` of a row is the window's start (a session's end), `seq` the second half of its identity. The caller provides the
+time: operators the least stream time of their inputs, tables the largest time they have seen. A refused put
+(`OverloadError`) has changed nothing, and can be repeated. Storage takes rows and progress of one moment.
 
 Thread rule: the task's thread writes; any thread reads.
 """
@@ -91,17 +75,8 @@ class Position:
             return
         if len(partitions) != len(offsets):
             raise InvalidError(f"{len(partitions)} partitions for {len(offsets)} offsets")
-        numbers, owners = np.unique(partitions, return_inverse=True)
-        largest = np.full(len(numbers), -1, np.int64)
-        np.maximum.at(largest, owners, offsets)
-        for partition, offset in zip(numbers.tolist(), largest.tolist(), strict=True):
-            self.advance(topic, partition, offset)
-
-    def merge(self, other: Position) -> None:
-        """Record all offsets of the other position."""
-        for topic, partitions in other._seen.items():
-            for partition, offset in partitions.items():
-                self.advance(topic, partition, offset)
+        for partition in np.unique(partitions).tolist():
+            self.advance(topic, partition, int(offsets[partitions == partition].max()))
 
     def offset(self, topic: str, partition: int) -> int:
         """Return the largest offset recorded; -1 if none was."""
@@ -114,9 +89,6 @@ class Position:
             for topic, partitions in wanted._seen.items()
             for partition, offset in partitions.items()
         )
-
-    def snapshot(self) -> Position:
-        return Position(self._seen)
 
     def to_dict(self) -> dict[str, dict[int, int]]:
         return {topic: dict(partitions) for topic, partitions in self._seen.items()}
@@ -496,3 +468,12 @@ class SegmentedStore:
     def _no_rows(self) -> pa.RecordBatch:
         types = [pa.int64(), pa.int64(), *(each.type for each in self.index.spec.payload)]
         return pa.RecordBatch.from_arrays([pa.array([], each) for each in types], names=self._names)
+
+
+def keys_between(batch: pa.RecordBatch, low: bytes | None, high: bytes | None) -> pa.RecordBatch:
+    """Return the rows of keys from `low` to `high`, both included; None: an open end."""
+    if low is not None:
+        batch = batch.filter(pc.greater_equal(batch.column("key"), pa.scalar(low, pa.binary())))
+    if high is not None:
+        batch = batch.filter(pc.less_equal(batch.column("key"), pa.scalar(high, pa.binary())))
+    return batch

@@ -1,31 +1,13 @@
 """The rules for when a window may be written and read, and the time segments of a store.
 
-A store keeps windows for `retention_ms` of *observed time*, the largest window start (session end) it was given.
-Three rules follow, each with its own edge:
+A store keeps windows for `retention_ms` of *observed time*, the largest window start (session end) it was given:
 
     put     loose: accepted while its time segment is live          segment_id(ts) >= segment_id(observed - retention)
     read    strict, to the millisecond                              ts >= observed - retention + 1
     disk    whole time segments, dropped when the last is too old   segment_id < segment_id(observed - retention)
 
-Between the first two edges a put is accepted and never visible. Division truncates toward zero, as in Java, so the
-time segment 0 reaches from -(interval - 1) to interval - 1.
-
-`Compat` selects the rules. Tidegate's differ from Kafka Streams' only in what survives a restart.
-
-A time segment has all rows whose time lies in [id * interval, (id + 1) * interval). Storage holds them as groups of
-buckets and never mixes two in one pack, so that dropping one frees its memory, its backlog and, with the next
-checkpoint that does not name it, its disk space.
-
-    put, restore ──► append ──► enter_segments ──► get_or_create_segment_if_live ──► cleanup_expired_segments
-    advance      ──────────────────────────────────────────────────────────────────► cleanup_expired_segments
-    open         ──► open_existing ────────────────────────────────────────────────► cleanup_expired_segments
-    fetch, get, all, remove, checkpoint, close, the wall clock: none of them
-
-All stores of operators and tables write through this module.
-
-T1  `get_or_create_segment_if_live` looks up first and cleans up second, also when it returns None.
-T2  nothing but stream time makes a time segment old: an idle store keeps everything.
-T3  a clean-up comes after the rows that cause it were appended: a refused put has dropped nothing.
+A time segment has all rows whose time lies in [id * interval, (id + 1) * interval); division truncates toward zero, as
+in Java. Only stream time makes one old. A clean-up comes after the rows that cause it were appended.
 
 Thread rule: `Expiry` is a value; `TimeSegments` belongs to the task's thread.
 """
@@ -216,7 +198,7 @@ class TimeSegments:
         return self.cleanup_expired_segments(stream_time)
 
     def get_or_create_segment_if_live(self, segment_id: int, stream_time: int) -> TimeSegment | None:
-        """Return the time segment to write to, created if needed; None if it is expired. Drops expired ones (T1)."""
+        """Return the time segment to write to, created if needed; None if it is expired. Drops expired ones."""
         segment = None
         if segment_id >= self._expiry.first_live_segment(stream_time):
             segment = self.get_segment(segment_id)

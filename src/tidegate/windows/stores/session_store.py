@@ -7,35 +7,38 @@ end: by it rows are kept, dropped and read. Both ends of a session belong to it.
     find_sessions(key, earliest_end, latest_start)     end >= earliest_end and start <= latest_start
 
 `remove` deletes one session and advances the clock, but drops no time segment; `put` of None deletes with all
-effects of a put.
-
-Rules of time: `segments`. Bytes of the changelog: `keys`, session format. Thread rule: the task's thread.
+effects of a put. Bytes of the changelog: `keys`, session format. Thread rule: the task's thread.
 """
 
 from __future__ import annotations
+
+from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.storage import Cursor, RangeRequest
 from tidegate.windows.keys import KeyFormat, SessionWindow, Windowed, decode_keys, encode_keys
 from tidegate.windows.stores.segmented_store import PutResult
 from tidegate.windows.stores.segments import LATEST, Compat, Int64s
 from tidegate.windows.stores.value_store import (
+    PAYLOAD,
+    At,
+    AtEach,
     KeyColumn,
     NumberColumn,
+    Puts,
+    StoredRow,
     StoreIterator,
     Value,
     ValueColumn,
     ValueStore,
+    each_at,
     key_column,
     number_column,
     one_key,
     times_column,
-    value_column,
-    value_rows,
 )
 
 ROWS = pa.schema(
@@ -43,8 +46,7 @@ ROWS = pa.schema(
         pa.field("key", pa.binary(), nullable=False),
         pa.field("window_start", pa.int64(), nullable=False),
         pa.field("window_end", pa.int64(), nullable=False),
-        pa.field("value", pa.binary()),
-        pa.field("value_ts", pa.int64(), nullable=False),
+        *PAYLOAD,
     ]
 )
 
@@ -62,25 +64,14 @@ class SessionStore(ValueStore):
         value: bytes | None,
         *,
         value_ts: int | None = None,
-        offset: int | None = None,
-        partition: int = 0,
-        topic: str = "",
+        **at: Unpack[At],
     ) -> bool:
         """Set the value of a session; None deletes it. Returns False if it is expired, and dropped.
 
         `value_ts` is the timestamp of the record (default: the session's end).
         """
-        window = _session(session)
-        result = self.put_all(
-            [one_key(session.key)],
-            [window.start],
-            [window.end],
-            [value],
-            value_ts=value_ts,
-            offsets=offset,
-            partitions=partition,
-            topic=topic,
-        )
+        window, key = _session(session), [one_key(session.key)]
+        result = self.put_all(key, [window.start], [window.end], [value], value_ts=value_ts, **each_at(at))
         return bool(result.accepted[0])
 
     def put_all(
@@ -91,18 +82,11 @@ class SessionStore(ValueStore):
         values: ValueColumn,
         *,
         value_ts: NumberColumn | None = None,
-        offsets: NumberColumn | None = None,
-        partitions: NumberColumn = 0,
-        topic: str = "",
+        **at: Unpack[AtEach],
     ) -> PutResult:
         """Put rows in their order, as if one by one."""
         inner, first, last = _sessions(keys, starts, ends)
-        column = value_column(values, len(inner))
-        stamps = last if value_ts is None else number_column("value_ts", value_ts, len(inner))
-        result = self._write(inner, last, first, column, stamps)
-        self._log(inner, first, last, column, stamps)
-        self._see(topic, partitions, offsets, len(inner))
-        return result
+        return self._put_all(inner, last, first, values, value_ts, at)
 
     def remove(self, session: Windowed[bytes], *, value_ts: int | None = None) -> None:
         """Delete a session if it exists. Advances the clock to its end, but drops nothing."""
@@ -123,72 +107,50 @@ class SessionStore(ValueStore):
         if not rows:
             return
         stamps = last if value_ts is None else number_column("value_ts", value_ts, rows)
-        nothing = pa.nulls(rows, pa.binary())
+        puts = Puts(inner, last, first, pa.nulls(rows, pa.binary()), stamps)
         exists = np.isin(last // self.segment_interval_ms, self.segments.ids)
-        deleted = value_rows(inner, last, first, nothing, stamps, exists)
+        deleted = puts.to_batch().filter(pa.array(exists))
         writer, task = self._context.writer(), self._context.task
         self.index.insert(writer.append(task, self.state, deleted) if deleted.num_rows else [])
         self._values.observed_time = max(self._values.observed_time, int(last.max()))
-        self._log(inner, first, last, nothing, stamps)
-
-    def _log(self, keys: pa.Array, starts: Int64s, ends: Int64s, values: pa.Array, stamps: Int64s) -> None:
-        if self._changelog is not None and len(starts):
-            self._changelog(encode_keys(keys, starts, KeyFormat.SESSION, end=ends), values, stamps)
+        self._log(puts)
 
     def restore_batch(
-        self,
-        keys: pa.Array,
-        values: ValueColumn,
-        timestamps: NumberColumn,
-        *,
-        offsets: NumberColumn | None = None,
-        partitions: NumberColumn = 0,
-        topic: str = "",
+        self, keys: pa.Array, values: ValueColumn, timestamps: NumberColumn, **at: Unpack[AtEach]
     ) -> None:
         """Restore records of this store's changelog. Sessions that are expired by its end are left out and not
         counted."""
-        rows = len(keys)
-        seen = None if offsets is None else number_column("offsets", offsets, rows)
-        decoded = decode_keys(keys, KeyFormat.SESSION).require_good(offsets=seen, topic=topic or None)
-        self._restore_records(decoded, decoded.end, decoded.start, values, timestamps)
-        self._see(topic, partitions, seen, rows)
+        decoded = decode_keys(keys, KeyFormat.SESSION)
+        self._restore_records(decoded, decoded.end, decoded.start, values, timestamps, at)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def fetch_session(self, key: bytes, start: int, end: int) -> Value | None:
         """Return the value of exactly this session."""
-        one_key(key)
-        span = self._span(end, end)
-        if span is None:
-            return None
-        reader = self._context.reader()
-        with reader.load(reader.plan(self._context.task, self.state, (RangeRequest(key, span),))) as loaded:
-            view = loaded.view()
-            at = view.seek_eq(Cursor(end, start))
-            if at is None:
-                return None
-            row = view.slice(at, at + 1, ("value", "value_ts"))
-            return self._value(row.column(0)[0].as_py(), row.column(1)[0].as_py())
+        return self._one(one_key(key), end, start)
 
     def find_sessions(self, key: bytes, earliest_end: int, latest_start: int) -> StoreIterator[SessionRow]:
         """Yield a key's sessions that end at or after `earliest_end` and start at or before `latest_start`."""
-        return self._find_key(key, earliest_end, latest_start, forward=True)
+        return _started(self._rows_of_key(key, self._span(earliest_end, LATEST)), latest_start)
 
     def backward_find_sessions(
         self, key: bytes, earliest_end: int, latest_start: int
     ) -> StoreIterator[SessionRow]:
-        return self._find_key(key, earliest_end, latest_start, forward=False)
+        return _started(self._rows_of_key(key, self._span(earliest_end, LATEST), forward=False), latest_start)
 
     def find_sessions_range(
         self, key_from: bytes | None, key_to: bytes | None, earliest_end: int, latest_start: int
     ) -> StoreIterator[SessionRow]:
         """Do `find_sessions` for all keys in a range."""
-        return self._find_range(key_from, key_to, earliest_end, latest_start, forward=True)
+        return _started(
+            self._rows(self._scan(self._span(earliest_end, LATEST), key_from, key_to)), latest_start
+        )
 
     def backward_find_sessions_range(
         self, key_from: bytes | None, key_to: bytes | None, earliest_end: int, latest_start: int
     ) -> StoreIterator[SessionRow]:
-        return self._find_range(key_from, key_to, earliest_end, latest_start, forward=False)
+        scan = self._scan(self._span(earliest_end, LATEST), key_from, key_to, forward=False)
+        return _started(self._rows(scan), latest_start)
 
     def find_sessions_by_end(self, earliest_end: int, latest_end: int) -> StoreIterator[SessionRow]:
         """Yield all keys' sessions that end in a range; Kafka Streams' default session store has no such call."""
@@ -197,74 +159,40 @@ class SessionStore(ValueStore):
                 f"store {self.name}: Kafka Streams' default session store cannot find sessions by their end; open the"
                 " store with another compat"
             )
-        rows = self._each(self._scan(self._span(earliest_end, latest_end)))
-        return StoreIterator((_row(*each) for each in rows), rows.close)
+        return _started(self._rows(self._scan(self._span(earliest_end, latest_end), None, None)))
 
     def fetch(self, key: bytes) -> StoreIterator[SessionRow]:
         """Yield all sessions of a key."""
-        return self._find_key(key, 0, LATEST, forward=True)
+        return self.find_sessions(key, 0, LATEST)
 
     def backward_fetch(self, key: bytes) -> StoreIterator[SessionRow]:
-        return self._find_key(key, 0, LATEST, forward=False)
+        return self.backward_find_sessions(key, 0, LATEST)
 
     def fetch_range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[SessionRow]:
         """Yield all sessions of the keys in a range."""
-        return self._find_range(key_from, key_to, 0, LATEST, forward=True)
+        return self.find_sessions_range(key_from, key_to, 0, LATEST)
 
     def backward_fetch_range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[SessionRow]:
-        return self._find_range(key_from, key_to, 0, LATEST, forward=False)
+        return self.backward_find_sessions_range(key_from, key_to, 0, LATEST)
 
     def fetch_keys(
         self, keys: KeyColumn, earliest_end: int = 0, latest_start: int = LATEST
     ) -> pa.RecordBatch:
         """Do `find_sessions` for all these keys, key after key in the given order, each by session end."""
-        rows = self._keys_rows(key_column(keys), self._span(earliest_end, LATEST))
-        return _columns(_started(rows, latest_start))
+        rows = self._rows_of_keys(key_column(keys), self._span(earliest_end, LATEST))
+        return self._columns(rows.filter(pc.less_equal(rows.column("seq"), latest_start)))
 
     def get_batch(self, keys: KeyColumn, starts: NumberColumn, ends: NumberColumn) -> pa.RecordBatch:
         """Return value and value_ts of each of these sessions, null where it does not exist."""
         inner, first, last = _sessions(keys, starts, ends)
-        wanted = encode_keys(inner, first, KeyFormat.SESSION, end=last)
-        return self._aligned(inner, last, wanted, KeyFormat.SESSION)
+        return self._aligned(inner, last, first)
 
-    def batches(
-        self,
-        earliest_end: int = 0,
-        latest_end: int = LATEST,
-        *,
-        key_from: bytes | None = None,
-        key_to: bytes | None = None,
-    ) -> StoreIterator[pa.RecordBatch]:
-        """Yield all sessions that end in a range, as batches."""
-        scan = self._scan(self._span(earliest_end, latest_end), key_from, key_to)
-        return StoreIterator((_columns(batch) for batch in scan), scan.close)
+    def _identity(self, keys: pa.BinaryArray, times: Int64s, seconds: Int64s | None) -> pa.BinaryArray:
+        return encode_keys(keys, times if seconds is None else seconds, KeyFormat.SESSION, end=times)
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _find_key(
-        self, key: bytes, earliest_end: int, latest_start: int, *, forward: bool
-    ) -> StoreIterator[SessionRow]:
-        batch = _started(self._key_rows(one_key(key), self._span(earliest_end, LATEST)), latest_start)
-        columns = [column.to_pylist() for column in batch.columns]
-        rows = zip(*(columns if forward else [column[::-1] for column in columns]), strict=True)
-        return StoreIterator(
-            _row(key, end, start, self._value(value, value_ts))
-            for end, start, value, value_ts in rows
-            if not self._is_gone(end)
-        )
-
-    def _find_range(
-        self,
-        key_from: bytes | None,
-        key_to: bytes | None,
-        earliest_end: int,
-        latest_start: int,
-        *,
-        forward: bool,
-    ) -> StoreIterator[SessionRow]:
-        rows = self._each(self._scan(self._span(earliest_end, LATEST), key_from, key_to, forward=forward))
-        found = (_row(key, end, start, value) for key, end, start, value in rows if start <= latest_start)
-        return StoreIterator(found, rows.close)
+    def _columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [rows.column(name) for name in ("key", "seq", "ts", *PAYLOAD.names)]
+        return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
 
 def _session(session: Windowed[bytes]) -> SessionWindow:
@@ -282,16 +210,11 @@ def _sessions(keys: KeyColumn, starts: NumberColumn, ends: NumberColumn) -> tupl
     return inner, first, last
 
 
-def _started(rows: pa.RecordBatch, latest_start: int) -> pa.RecordBatch:
-    if latest_start >= LATEST or not rows.num_rows:
-        return rows
-    return rows.filter(pc.less_equal(rows.column("seq"), latest_start))
-
-
-def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [rows.column(name) for name in ("key", "seq", "ts", "value", "value_ts")]
-    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
-
-
-def _row(key: bytes, end: int, start: int, value: Value) -> SessionRow:
-    return Windowed(key, SessionWindow(start, end)), value
+def _started(rows: StoreIterator[StoredRow], latest_start: int = LATEST) -> StoreIterator[SessionRow]:
+    """Yield the sessions that start at `latest_start` or before."""
+    found = (
+        (Windowed(key, SessionWindow(start, end)), value)
+        for key, end, start, value in rows
+        if start <= latest_start
+    )
+    return StoreIterator(found, rows.close)

@@ -1,10 +1,8 @@
-"""The interface of Kafka Streams' window and session stores: byte values with a timestamp, by row or in columns.
+"""The interface of Kafka Streams' stores: byte values with a timestamp, a row at a time or in columns.
 
 A row is (key, time, second number) → value, value's timestamp: for windows (start, sequence), for sessions (end,
-start). The clock is the store's own, the largest time it was given; a null value deletes. Reads return what the
-rules of `segments` allow, and change nothing. Every put goes through `put_batch` of `segmented_store`.
-
-A put that is dropped as expired is counted, and written to the changelog all the same, as in Kafka Streams.
+start), for plain keys (0, 0). The clock is the store's own, the largest time it was given; a null value deletes. A put
+that is dropped as expired is counted, and written to the changelog all the same, as in Kafka Streams.
 
 Iterators show the store as of their opening, without time segments that were dropped since. They may pin storage
 until they are closed or read to their end.
@@ -16,9 +14,11 @@ from __future__ import annotations
 
 import logging
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from types import TracebackType
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -28,20 +28,20 @@ import pyarrow.compute as pc
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError, TidegateWarning
 from tidegate.metrics import Metrics
-from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
-from tidegate.windows.keys import DecodedKeys, KeyFormat, encode_keys
+from tidegate.storage import Cursor, LoadedRanges, Merge, RangeRequest, RuntimeContext, StoreSpec, Time
+from tidegate.windows.keys import DecodedKeys
 from tidegate.windows.stores.segmented_store import (
     Position,
     PutResult,
     SegmentedStore,
     StoreState,
     WindowsState,
+    keys_between,
 )
 from tidegate.windows.stores.segments import (
     LATEST,
     Compat,
     Expiry,
-    Flags,
     Int64s,
     default_bucket_ms,
     default_interval_ms,
@@ -56,7 +56,6 @@ NumberColumn: TypeAlias = "npt.NDArray[np.signedinteger] | pa.Array | Sequence[i
 PAYLOAD = pa.schema(
     [pa.field("value", pa.binary(), nullable=True), pa.field("value_ts", pa.int64(), nullable=False)]
 )
-NO_NUMBERS = np.empty(0, np.int64)
 
 
 class TimestampedValue(NamedTuple):
@@ -67,6 +66,59 @@ class TimestampedValue(NamedTuple):
 
 
 Value: TypeAlias = "bytes | TimestampedValue"
+StoredRow: TypeAlias = "tuple[bytes, int, int, Value]"
+"""Key, time, second number and value."""
+
+
+class At(TypedDict, total=False):
+    """Where a put's record lies; kept in the store's `position`."""
+
+    offset: int
+    partition: int
+    topic: str
+
+
+class AtEach(TypedDict, total=False):
+    """Where the records of many puts lie."""
+
+    offsets: NumberColumn | None
+    partitions: NumberColumn
+    topic: str
+
+
+def each_at(at: At) -> AtEach:
+    """Return one record's place as the column forms take it."""
+    return {
+        "offsets": at.get("offset"),
+        "partitions": at.get("partition", 0),
+        "topic": at.get("topic", ""),
+    }
+
+
+class Puts(NamedTuple):
+    """Rows to put: keys, times, second numbers (None: all 0), values (null: deleted) and their timestamps."""
+
+    keys: pa.BinaryArray
+    times: Int64s
+    seconds: Int64s | None
+    values: pa.BinaryArray
+    stamps: Int64s
+
+    def take(self, rows: Int64s) -> Puts:
+        """Return some of the rows, by position."""
+        chosen, seconds = pa.array(rows), None if self.seconds is None else self.seconds[rows]
+        keys, values = self.keys.take(chosen), self.values.take(chosen)
+        return Puts(keys, self.times[rows], seconds, values, self.stamps[rows])
+
+    def to_batch(self) -> pa.RecordBatch:
+        """Return the rows in the store's columns."""
+        columns = {"key": self.keys, "ts": pa.array(self.times)}
+        if self.seconds is not None:
+            columns["seq"] = pa.array(self.seconds)
+        if self.values.null_count:
+            columns["deleted"] = self.values.is_null()
+        values = {"value": self.values, "value_ts": pa.array(self.stamps)}
+        return pa.RecordBatch.from_pydict({**columns, **values})
 
 
 class Changelog(Protocol):
@@ -110,65 +162,6 @@ class StoreIterator(Generic[Row]):
             release()
 
 
-def scan_batches(
-    context: RuntimeContext,
-    state: WindowsState,
-    span: Time,
-    *,
-    key_from: bytes | None = None,
-    key_to: bytes | None = None,
-    forward: bool = True,
-) -> StoreIterator[pa.RecordBatch]:
-    """Yield columns key, ts, seq, value, value_ts of rows inside the bounds; captured now, read on demand.
-
-    Every key's rows come in the order of time, or in reverse.
-    """
-    reader, width = context.reader(), state.index.spec.bucket_ms
-    if forward:
-        scans = [reader.scan(context.task, state, span)]
-    else:
-        found = [bucket.start for bucket in state.index.buckets(span.start, span.end)]
-        scans = []
-        try:
-            for start in reversed(found):
-                part = Time(max(start, span.start), min(start + width - 1, span.end))
-                scans.append(reader.scan(context.task, state, part))
-        except BaseException:
-            for scan in scans:
-                scan.close()
-            raise
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for scan in scans:
-            for batch in scan if forward else reversed([_reverse(each) for each in scan]):
-                kept = _keys_between(batch, key_from, key_to)
-                if kept.num_rows:
-                    yield kept
-
-    def release() -> None:
-        for scan in scans:
-            scan.close()
-
-    return StoreIterator(batches(), release)
-
-
-def _reverse(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.take(pa.array(np.arange(batch.num_rows - 1, -1, -1)))
-
-
-def _keys_between(batch: pa.RecordBatch, key_from: bytes | None, key_to: bytes | None) -> pa.RecordBatch:
-    keys = batch.column(0)
-    if key_from is not None:
-        batch = batch.filter(pc.greater_equal(keys, pa.scalar(key_from, pa.binary())))
-        keys = batch.column(0)
-    if key_to is not None:
-        batch = batch.filter(pc.less_equal(keys, pa.scalar(key_to, pa.binary())))
-    return batch
-
-
-# ── columns handed in ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def one_key(key: bytes | None) -> bytes:
     """Return the key after checking that it is one."""
     if not isinstance(key, bytes):
@@ -181,14 +174,6 @@ def key_column(keys: KeyColumn) -> pa.BinaryArray:
     column = _binary("keys", keys)
     if column.null_count:
         raise InvalidError(f"{column.null_count} of {len(column)} keys are null; every row needs a key")
-    return column
-
-
-def value_column(values: ValueColumn, rows: int) -> pa.BinaryArray:
-    """Return the values as one binary column; null deletes."""
-    column = _binary("values", values)
-    if len(column) != rows:
-        raise InvalidError(f"{len(column)} values for {rows} keys")
     return column
 
 
@@ -213,6 +198,14 @@ def times_column(what: str, numbers: NumberColumn, rows: int) -> Int64s:
     column = number_column(what, numbers, rows)
     if rows and (least := int(column.min())) < 0:
         raise InvalidError(f"{what}: a window cannot lie at {least}, before the epoch")
+    return column
+
+
+def _value_column(values: ValueColumn, rows: int) -> pa.BinaryArray:
+    """Return the values as one binary column; null deletes."""
+    column = _binary("values", values)
+    if len(column) != rows:
+        raise InvalidError(f"{len(column)} values for {rows} keys")
     return column
 
 
@@ -243,12 +236,14 @@ _KEYED = pa.schema(
         *PAYLOAD,
     ]
 )
-_UNKEYED = pa.schema(list(_KEYED)[1:])
 MANY_TIMES = 64  # windows looked up together; beyond it one scan of all of them is cheaper
 
 
 class ValueStore(SegmentedStore):
-    """The base class; use `WindowStore` or `SessionStore`."""
+    """The base class; use `WindowStore`, `SessionStore` or `KeyValueStore`.
+
+    A subclass says how a row's identity is encoded (`_identity`) and which columns it is shown with (`_columns`).
+    """
 
     def __init__(
         self,
@@ -275,24 +270,28 @@ class ValueStore(SegmentedStore):
             "puts into time segments that are gone",
             ("task", "store"),
         )
-        state = store
-        if isinstance(state, str):
-            retention_ms = _retention(state, 0 if retention is None else retention)
-            interval_ms = default_interval_ms(retention_ms)
+        if isinstance(store, str):
+            retention = 0 if retention is None else retention
+            interval_ms = default_interval_ms(_retention(store, retention))
             if segment_interval is not None:
                 interval_ms = milliseconds(segment_interval)
-            expiry = Expiry(retention_ms, interval_ms, self.compat)
+            Expiry(0, interval_ms)  # refuses an impossible interval before the spec does
             spec = StoreSpec(
-                state, Merge.LAST, PAYLOAD, bucket_ms=default_bucket_ms(interval_ms), segment_ms=interval_ms
+                store, Merge.LAST, PAYLOAD, bucket_ms=default_bucket_ms(interval_ms), segment_ms=interval_ms
             )
-            state = WindowsState(spec, forgets_clocks=self.compat.forgets_clocks)
-            super().__init__(context, state, expiry)
-        elif retention is None:
-            super().__init__(context, state, None)
-        else:
-            spec = state.index.spec
-            kept = Expiry(_retention(spec.name, retention), spec.segment_ms, self.compat)
-            super().__init__(context, state, kept)
+            store = WindowsState(spec, forgets_clocks=self.compat.forgets_clocks)
+        expiry, spec = None, store.index.spec
+        if retention is not None:
+            expiry = Expiry(_retention(spec.name, retention), spec.segment_ms, self.compat)
+        super().__init__(context, store, expiry)
+
+    @abstractmethod
+    def _identity(self, keys: pa.BinaryArray, times: Int64s, seconds: Int64s | None) -> pa.BinaryArray:
+        """Return each row's key and window as bytes."""
+
+    @abstractmethod
+    def _columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return stored rows with the columns that users see."""
 
     # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -332,34 +331,54 @@ class ValueStore(SegmentedStore):
 
     @property
     def _values(self) -> WindowsState:
-        return values_state(self.state)
+        """The state of a store of byte values; `InvalidError` for one of other columns."""
+        if not isinstance(self.state, WindowsState):
+            raise InvalidError(
+                f"store {self.name} holds the columns {self.index.spec.payload.names}, no byte values: use put_batch,"
+                " fetch_batch and scan"
+            )
+        return self.state
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write(
-        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
+    def _put_all(
+        self,
+        keys: pa.BinaryArray,
+        times: Int64s,
+        seconds: Int64s | None,
+        values: ValueColumn,
+        value_ts: NumberColumn | None,
+        at: AtEach,
     ) -> PutResult:
-        """Put rows in order, each judged by the store's time with it."""
-        if not len(times):
+        """Put rows in their order, log them, and advance the position; values' timestamps default to the times."""
+        stamps = times if value_ts is None else number_column("value_ts", value_ts, len(keys))
+        puts = Puts(keys, times, seconds, _value_column(values, len(keys)), stamps)
+        result = self._write(puts)
+        self._log(puts)
+        self._see(len(keys), **at)
+        return result
+
+    def _write(self, puts: Puts, *, restores: bool = False) -> PutResult:
+        """Put rows in order, each judged by the store's time with it; where it restores, by that of the last row, and
+        without counting expired ones."""
+        if not len(puts.times):
             return PutResult(None, 0)
         state = self._values
-        stream_time = self.expiry.own_time(times, state.observed_time)
-        result = self.put_batch(value_rows(keys, times, seconds, values, value_ts), stream_time=stream_time)
+        if self._expiry is None:
+            return self.put_batch(puts.to_batch(), stream_time=0)
+        if restores:
+            stream_time: int | Int64s = max(state.observed_time, int(puts.times.max()))
+        else:
+            stream_time = self._expiry.own_time(puts.times, state.observed_time)
+        result = self.put_batch(puts.to_batch(), stream_time=stream_time)
         state.observed_time = stream_time if isinstance(stream_time, int) else int(stream_time[-1])
-        if result.dropped:
+        if result.dropped and not restores:
             self._count_dropped(result.dropped)
         return result
 
-    def _restore(
-        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
-    ) -> None:
-        """Restore rows of a changelog: time is that of the end of the batch, and rows that are expired by then are
-        left out."""
-        if not len(times):
-            return
-        after = max(self._values.observed_time, int(times.max()))
-        self.put_batch(value_rows(keys, times, seconds, values, value_ts), stream_time=after)
-        self._values.observed_time = after
+    def _log(self, puts: Puts) -> None:
+        if self._changelog is not None and len(puts.times):
+            self._changelog(self._identity(puts.keys, puts.times, puts.seconds), puts.values, puts.stamps)
 
     def _restore_records(
         self,
@@ -368,16 +387,16 @@ class ValueStore(SegmentedStore):
         seconds: Int64s | None,
         values: ValueColumn,
         timestamps: NumberColumn,
+        at: AtEach,
     ) -> None:
-        """Decode and restore records of a changelog; those without a key are skipped."""
-        keys, rows = decoded.inner, len(times)
-        column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
-        if keys.null_count:
-            good = np.flatnonzero(decoded.good)
-            chosen = pa.array(good)
-            keys, column, times, stamps = keys.take(chosen), column.take(chosen), times[good], stamps[good]
-            seconds = None if seconds is None else seconds[good]
-        self._restore(keys, times, seconds, column, stamps)
+        """Restore records of a changelog; those without a key are skipped."""
+        rows, offsets = len(times), at.get("offsets")
+        seen = None if offsets is None else number_column("offsets", offsets, rows)
+        keys = decoded.require_good(offsets=seen, topic=at.get("topic") or None).inner
+        column, stamps = _value_column(values, rows), number_column("timestamps", timestamps, rows)
+        puts = Puts(keys, times, seconds, column, stamps)
+        self._write(puts.take(np.flatnonzero(decoded.good)) if keys.null_count else puts, restores=True)
+        self._see(rows, **at)
 
     def _count_dropped(self, dropped: int) -> None:
         before, now = self.dropped_records, self.dropped_records + dropped
@@ -394,136 +413,154 @@ class ValueStore(SegmentedStore):
                 self.retention_ms,
             )
 
-    def _see(self, topic: str, partitions: NumberColumn, offsets: NumberColumn | None, rows: int) -> None:
-        if offsets is None:
-            return
-        seen = number_column("offsets", offsets, rows)
-        where = partitions if isinstance(partitions, int) else number_column("partitions", partitions, rows)
-        self.position.advance_batch(topic, where, seen)
+    def _see(self, rows: int, **at: Unpack[AtEach]) -> None:
+        offsets, partitions = at.get("offsets"), at.get("partitions", 0)
+        if offsets is not None:
+            where = (
+                partitions if isinstance(partitions, int) else number_column("partitions", partitions, rows)
+            )
+            self.position.advance_batch(at.get("topic", ""), where, number_column("offsets", offsets, rows))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def batches(
+        self,
+        first: int = 0,
+        last: int = LATEST,
+        *,
+        key_from: bytes | None = None,
+        key_to: bytes | None = None,
+    ) -> StoreIterator[pa.RecordBatch]:
+        """Yield all rows with times (of sessions: ends) in a range, of all keys or those in a range, as batches."""
+        scan = self._scan(self._span(first, last), key_from, key_to)
+        return StoreIterator((self._columns(batch) for batch in scan), scan.close)
 
     def _span(self, first: int, last: int) -> Time | None:
         """Return the part of first … last (both included) that may be read; None if there is none."""
         first, last = max(first, self.first_readable_ts), min(last, LATEST)
         return Time(first, last) if first <= last else None
 
-    def _key_rows(self, key: bytes, span: Time | None) -> pa.RecordBatch:
-        """Return columns ts, seq, value, value_ts of one key, in the order of time; nothing is pinned afterwards."""
-        if span is None:
-            return _no_rows(_UNKEYED)
+    def _load(self, keys: pa.BinaryArray | bytes, span: Time) -> LoadedRanges:
         reader = self._context.reader()
-        with reader.load(reader.plan(self._context.task, self.state, (RangeRequest(key, span),))) as loaded:
-            return loaded.view().to_batch()
+        return reader.load(reader.plan(self._context.task, self.state, (RangeRequest(keys, span),)))
 
-    def _keys_rows(self, keys: pa.Array, span: Time | None) -> pa.RecordBatch:
+    def _one(self, key: bytes, time: int, second: int | None = None) -> Value | None:
+        """Return the value of one row; without a second number, there is at most one of this key and time."""
+        span = self._span(time, time)
+        if span is None:
+            return None
+        with self._load(key, span) as loaded:
+            view = loaded.view()
+            at = (0 if len(view) else None) if second is None else view.seek_eq(Cursor(time, second))
+            if at is None:
+                return None
+            value, stamp = view.slice(at, at + 1, ("value", "value_ts")).columns
+            return self._value(value[0].as_py(), stamp[0].as_py())
+
+    def _rows_of_key(
+        self, key: bytes, span: Time | None, *, forward: bool = True
+    ) -> StoreIterator[StoredRow]:
+        """Return one key's rows in the order of time, or in reverse; nothing is pinned afterwards."""
+        batches = []
+        one_key(key)
+        if span is not None:
+            with self._load(key, span) as loaded:
+                batch = loaded.view().to_batch()
+            batches = [batch if forward else _reverse(batch)]
+        return self._rows(StoreIterator(iter(batches)), key)
+
+    def _rows_of_keys(self, keys: pa.BinaryArray, span: Time | None) -> pa.RecordBatch:
         """Return columns key, ts, seq, value, value_ts of these keys, in the given order."""
         batches = []
         if span is not None and len(keys):
-            reader = self._context.reader()
-            plan = reader.plan(self._context.task, self.state, (RangeRequest(keys, span),))
-            with reader.load(plan) as loaded:
+            with self._load(keys, span) as loaded:
                 batches = [batch.select(_KEYED.names) for batch in loaded.batches()]
-        if not batches:
-            return _no_rows(_KEYED)
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], _KEYED)
 
     def _scan(
-        self,
-        span: Time | None,
-        key_from: bytes | None = None,
-        key_to: bytes | None = None,
-        *,
-        forward: bool = True,
+        self, span: Time | None, key_from: bytes | None, key_to: bytes | None, *, forward: bool = True
     ) -> StoreIterator[pa.RecordBatch]:
+        """Yield columns key, ts, seq, value, value_ts of the keys in a range; captured now, read on demand.
+
+        Every key's rows come in the order of time, or in reverse.
+        """
         if key_from is not None and key_to is not None and key_from > key_to:
             warnings.warn(
                 f"store {self.name}: the range of keys from {key_from.hex()} to {key_to.hex()} is empty, because keys"
                 " are compared as unsigned bytes; numbers below zero come after all others",
                 TidegateWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
             span = None
         if span is None:
             return StoreIterator(iter(()))
-        return scan_batches(
-            self._context, self._values, span, key_from=key_from, key_to=key_to, forward=forward
-        )
+        width, scans = self._values.index.spec.bucket_ms, []
+        parts = [span]
+        if not forward:
+            starts = reversed(self.bucket_starts(span.start, span.end))
+            parts = [Time(max(each, span.start), min(each + width - 1, span.end)) for each in starts]
+        try:
+            for part in parts:
+                scans.append(self.open_scan(part.start, part.end))
+        except BaseException:
+            for scan in scans:
+                scan.close()
+            raise
 
-    def _each(self, batches: StoreIterator[pa.RecordBatch]) -> StoreIterator[tuple[bytes, int, int, Value]]:
-        """Yield (key, time, second number, value) of every row, without rows of time segments dropped meanwhile."""
+        def batches() -> Iterator[pa.RecordBatch]:
+            for scan in scans:
+                for batch in scan if forward else reversed([_reverse(each) for each in scan]):
+                    kept = keys_between(batch, key_from, key_to)
+                    if kept.num_rows:
+                        yield kept
 
-        def rows() -> Iterator[tuple[bytes, int, int, Value]]:
+        def release() -> None:
+            for scan in scans:
+                scan.close()
+
+        return StoreIterator(batches(), release)
+
+    def _rows(
+        self, batches: StoreIterator[pa.RecordBatch], key: bytes | None = None
+    ) -> StoreIterator[StoredRow]:
+        """Yield every row, without those of time segments dropped meanwhile; with `key`, all are of this key."""
+
+        def rows() -> Iterator[StoredRow]:
             for batch in batches:
-                columns = (batch.column(name).to_pylist() for name in _KEYED.names)
-                for key, ts, second, value, value_ts in zip(*columns, strict=True):
+                columns = (batch.column(name).to_pylist() for name in _KEYED.names[1:])
+                keys = batch.column("key").to_pylist() if key is None else repeat(key, batch.num_rows)
+                for owner, ts, second, value, stamp in zip(keys, *columns, strict=True):
                     if not self._is_gone(ts):
-                        yield key, ts, second, self._value(value, value_ts)
+                        yield owner, ts, second, self._value(value, stamp)
 
         return StoreIterator(rows(), batches.close)
 
     def _is_gone(self, ts: int) -> bool:
-        if self.compat is Compat.KAFKA_STREAMS_MEMORY:  # its iterators keep the rows they were opened on
-            return False
-        return ts < self.segments.dropped_before_ts
+        if self._segments is None or self.compat is Compat.KAFKA_STREAMS_MEMORY:
+            return False  # the latter's iterators keep the rows they were opened on
+        return ts < self._segments.dropped_before_ts
 
     def _value(self, value: bytes, value_ts: int) -> Value:
         return TimestampedValue(value, value_ts) if self.is_timestamped else value
 
-    def _aligned(
-        self, keys: pa.Array, times: Int64s, wanted: pa.Array, key_format: KeyFormat
-    ) -> pa.RecordBatch:
-        """Return value and value_ts for each windowed key in `wanted`, in its order; null where there is no such
-        row."""
-        pieces = [_no_rows(_KEYED)]
-        distinct = np.unique(times)
+    def _aligned(self, keys: pa.BinaryArray, times: Int64s, seconds: Int64s | None = None) -> pa.RecordBatch:
+        """Return value and value_ts of each of these rows, in their order; null where there is no such row."""
+        pieces, distinct = [pa.RecordBatch.from_pylist([], _KEYED)], np.unique(times)
         if len(distinct) > MANY_TIMES:
             span = self._span(int(distinct[0]), int(distinct[-1]))
-            pieces.append(self._keys_rows(pc.unique(keys), span))
+            pieces.append(self._rows_of_keys(pc.unique(keys), span))
             distinct = distinct[:0]
         for time in distinct.tolist():
             here = keys if len(distinct) == 1 else keys.filter(pa.array(times == time))
-            pieces.append(self._keys_rows(pc.unique(here), self._span(time, time)))
+            pieces.append(self._rows_of_keys(pc.unique(here), self._span(time, time)))
         found = pa.concat_batches(pieces)
-        ts, seq = found.column("ts").to_numpy(), found.column("seq").to_numpy()
-        is_session = key_format is KeyFormat.SESSION
-        there = encode_keys(
-            found.column("key"), seq if is_session else ts, key_format, end=ts if is_session else None
-        )
+        there = self._identity(found["key"], found["ts"].to_numpy(), found["seq"].to_numpy())
+        wanted = self._identity(keys, times, seconds)
         return found.select(PAYLOAD.names).take(pc.index_in(wanted, value_set=there))
 
 
-def values_state(state: StoreState) -> WindowsState:
-    """Return the state of a store of byte values; `InvalidError` for one of other columns."""
-    if not isinstance(state, WindowsState):
-        raise InvalidError(
-            f"store {state.index.spec.name} holds the columns {state.index.spec.payload.names}, no byte values: use"
-            " put_batch, fetch_batch and scan"
-        )
-    return state
-
-
-def value_rows(
-    keys: pa.Array,
-    times: Int64s,
-    seconds: Int64s | None,
-    values: pa.Array,
-    value_ts: Int64s,
-    kept: Flags | None = None,
-) -> pa.RecordBatch:
-    """Return rows in the store's columns; `kept` selects some."""
-    columns = {"key": keys, "ts": pa.array(times)}
-    if seconds is not None:
-        columns["seq"] = pa.array(seconds)
-    if values.null_count:
-        columns["deleted"] = values.is_null()
-    columns |= {"value": values, "value_ts": pa.array(value_ts)}
-    rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    return rows if kept is None or kept.all() else rows.filter(pa.array(kept))
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
+def _reverse(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.take(pa.array(np.arange(batch.num_rows - 1, -1, -1)))
 
 
 def _compat(given: Compat | str) -> Compat:

@@ -5,18 +5,14 @@ calls of Kafka Streams' window store, with the same meaning, each with a form fo
 the window's start. Ranges of starts include both ends; ranges of keys are compared as unsigned bytes, and None
 leaves an end open. Rows come in the order of time for each key; the order of keys is not defined.
 
-A store that retains duplicates numbers its puts, so that none replaces another; there a null value does nothing. With
-`timestamped`, values come back with the timestamp they were put with.
-
-Every put becomes a run of its own in storage, so put many rows at once.
-
-Rules of time: `segments`. Bytes of the changelog: `keys`, changelog format, a numbering of its own when duplicates
-are retained. Thread rule: the task's thread.
+A store that retains duplicates numbers its puts, so that none replaces another; there a null value does nothing.
+Bytes of the changelog: `keys`, changelog format, a numbering of its own when duplicates are retained. Every put
+becomes a run of its own in storage, so put many rows at once. Thread rule: the task's thread.
 """
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Unpack, overload
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +20,7 @@ import pyarrow as pa
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.metrics import Metrics
-from tidegate.storage import RangeRequest, RuntimeContext, Time
+from tidegate.storage import RuntimeContext
 from tidegate.windows.keys import (
     LENIENT,
     STRICT,
@@ -38,18 +34,22 @@ from tidegate.windows.keys import (
 from tidegate.windows.stores.segmented_store import PutResult, StoreState
 from tidegate.windows.stores.segments import LATEST, Compat, Int64s
 from tidegate.windows.stores.value_store import (
+    PAYLOAD,
+    At,
+    AtEach,
     Changelog,
     KeyColumn,
     NumberColumn,
+    Puts,
+    StoredRow,
     StoreIterator,
     Value,
     ValueColumn,
     ValueStore,
+    each_at,
     key_column,
-    number_column,
     one_key,
     times_column,
-    value_column,
 )
 
 LARGEST_SEQUENCE = 0x7FFFFFFF
@@ -59,8 +59,7 @@ ROWS = pa.schema(
         pa.field("window_start", pa.int64(), nullable=False),
         pa.field("window_end", pa.int64(), nullable=False),
         pa.field("sequence", pa.int32(), nullable=False),
-        pa.field("value", pa.binary()),
-        pa.field("value_ts", pa.int64(), nullable=False),
+        *PAYLOAD,
     ]
 )
 
@@ -115,24 +114,14 @@ class WindowStore(ValueStore):
         start: int,
         *,
         value_ts: int | None = None,
-        offset: int | None = None,
-        partition: int = 0,
-        topic: str = "",
+        **at: Unpack[At],
     ) -> bool:
         """Set the value of a key in the window that starts there; None deletes. Returns False if it is expired, and
         dropped.
 
         `value_ts` is the timestamp of the record (default: the start).
         """
-        result = self.put_all(
-            [one_key(key)],
-            [start],
-            [value],
-            value_ts=start if value_ts is None else value_ts,
-            offsets=offset,
-            partitions=partition,
-            topic=topic,
-        )
+        result = self.put_all([one_key(key)], [start], [value], value_ts=value_ts, **each_at(at))
         return bool(result.accepted[0])
 
     def put_all(
@@ -142,75 +131,53 @@ class WindowStore(ValueStore):
         values: ValueColumn,
         *,
         value_ts: NumberColumn | None = None,
-        offsets: NumberColumn | None = None,
-        partitions: NumberColumn = 0,
-        topic: str = "",
+        **at: Unpack[AtEach],
     ) -> PutResult:
         """Put rows in their order, as if one by one."""
         inner = key_column(keys)
-        rows = len(inner)
-        times = times_column("starts", starts, rows)
-        column = value_column(values, rows)
-        stamps = times if value_ts is None else number_column("value_ts", value_ts, rows)
-        result = self._put(inner, times, column, stamps)
-        if self._changelog is not None and rows:
-            self._log(self._changelog, inner, times, column, stamps)
-        self._see(topic, partitions, offsets, rows)
-        return result
+        return self._put_all(inner, times_column("starts", starts, len(inner)), None, values, value_ts, at)
 
-    def _put(self, keys: pa.Array, times: Int64s, values: pa.Array, stamps: Int64s) -> PutResult:
-        if not self.retains_duplicates:
-            return self._write(keys, times, None, values, stamps)
-        accepted = np.ones(len(times), np.bool_)
-        real = slice(None)
-        if values.null_count:  # deleting does nothing here: it changes neither the clock nor the counter
-            real = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))  # type: ignore[assignment]
-            chosen = pa.array(real)
-            keys, times, values, stamps = keys.take(chosen), times[real], values.take(chosen), stamps[real]
-        numbers = _numbers(self._values.sequence, len(times))
-        result = self._write(keys, times, numbers, values, stamps)
+    def _write(self, puts: Puts, *, restores: bool = False) -> PutResult:
+        if restores or not self.retains_duplicates:
+            return super()._write(puts, restores=restores)
+        # deleting does nothing here: it changes neither the clock nor the counter
+        real = np.flatnonzero(puts.values.is_valid().to_numpy(zero_copy_only=False))
+        numbers = _numbers(self._values.sequence, len(real))
+        result = super()._write(puts.take(real)._replace(seconds=numbers))
         if len(numbers):
             self._values.sequence = int(numbers[-1])
+        accepted = np.ones(len(puts.times), np.bool_)
         accepted[real] = result.accepted
         return PutResult(accepted, len(accepted), result.dropped)
 
-    def _log(
-        self, changelog: Changelog, keys: pa.Array, times: Int64s, values: pa.Array, stamps: Int64s
-    ) -> None:
+    def _log(self, puts: Puts) -> None:
+        if self._changelog is None or not len(puts.times):
+            return
         numbers = None
         if self.retains_duplicates:
-            numbered = _numbers(self._values.logged_sequence, len(times))
+            numbered = _numbers(self._values.logged_sequence, len(puts.times))
             self._values.logged_sequence = int(numbered[-1])
             numbers = numbered.astype(np.int32)
-        changelog(encode_keys(keys, times, KeyFormat.CHANGELOG, sequence=numbers), values, stamps)
+        keys = encode_keys(puts.keys, puts.times, KeyFormat.CHANGELOG, sequence=numbers)
+        self._changelog(keys, puts.values, puts.stamps)
 
     def restore_batch(
-        self,
-        keys: pa.Array,
-        values: ValueColumn,
-        timestamps: NumberColumn,
-        *,
-        offsets: NumberColumn | None = None,
-        partitions: NumberColumn = 0,
-        topic: str = "",
+        self, keys: pa.Array, values: ValueColumn, timestamps: NumberColumn, **at: Unpack[AtEach]
     ) -> None:
         """Restore records of this store's changelog. Windows that are expired by its end are left out and not
         counted."""
-        rows = len(keys)
-        seen = None if offsets is None else number_column("offsets", offsets, rows)
         decoded = decode_keys(
             keys,
             KeyFormat.CHANGELOG,
             size_ms=self.window_size_ms,
             checks=LENIENT if self.retains_duplicates else STRICT,
-        ).require_good(offsets=seen, topic=topic or None)
+        )
         numbers = decoded.sequence.astype(np.int64) if self.retains_duplicates else None
-        self._restore_records(decoded, decoded.start, numbers, values, timestamps)
+        self._restore_records(decoded, decoded.start, numbers, values, timestamps, at)
         if numbers is not None and decoded.good.any() and not self.compat.forgets_clocks:
             largest = int(numbers[decoded.good].max())  # no later put may replace a restored row
             self._values.sequence = max(self._values.sequence, largest)
             self._values.logged_sequence = max(self._values.logged_sequence, largest)
-        self._see(topic, partitions, seen, rows)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -225,74 +192,52 @@ class WindowStore(ValueStore):
     ) -> Value | StoreIterator[tuple[int, Value]] | None:
         """Return the value in the window that starts at `first`; with `last`, (start, value) of all that start in
         the range."""
-        if last is None:
-            return self._get(one_key(key), first)
-        return self._fetch_key(key, first, last, forward=True)
+        if last is not None:
+            return _starts(self._rows_of_key(key, self._span(first, last)))
+        self._refuse_duplicates()
+        return self._one(one_key(key), first)
 
     def backward_fetch(self, key: bytes, first: int, last: int) -> StoreIterator[tuple[int, Value]]:
         """Do `fetch` of a range, latest first."""
-        return self._fetch_key(key, first, last, forward=False)
+        return _starts(self._rows_of_key(key, self._span(first, last), forward=False))
 
     def fetch_range(
         self, key_from: bytes | None, key_to: bytes | None, first: int, last: int
     ) -> StoreIterator[KeyedRow]:
         """Yield (windowed key, value) of the keys in a range, in windows that start in a range."""
-        return self._windowed(key_from, key_to, first, last, forward=True)
+        return self._windowed(self._rows(self._scan(self._span(first, last), key_from, key_to)))
 
     def backward_fetch_range(
         self, key_from: bytes | None, key_to: bytes | None, first: int, last: int
     ) -> StoreIterator[KeyedRow]:
-        return self._windowed(key_from, key_to, first, last, forward=False)
+        scan = self._scan(self._span(first, last), key_from, key_to, forward=False)
+        return self._windowed(self._rows(scan))
 
     def fetch_all(self, first: int, last: int) -> StoreIterator[KeyedRow]:
         """Yield every key in windows that start in a range."""
-        return self._windowed(None, None, first, last, forward=True)
+        return self.fetch_range(None, None, first, last)
 
     def backward_fetch_all(self, first: int, last: int) -> StoreIterator[KeyedRow]:
-        return self._windowed(None, None, first, last, forward=False)
+        return self.backward_fetch_range(None, None, first, last)
 
     def all(self) -> StoreIterator[KeyedRow]:
         """Yield everything that may be read."""
-        return self._windowed(None, None, 0, LATEST, forward=True)
+        return self.fetch_all(0, LATEST)
 
     def backward_all(self) -> StoreIterator[KeyedRow]:
-        return self._windowed(None, None, 0, LATEST, forward=False)
+        return self.backward_fetch_all(0, LATEST)
 
     def fetch_keys(self, keys: KeyColumn, first: int, last: int) -> pa.RecordBatch:
         """Return rows of all these keys in windows that start in a range, in the given order of keys, then by time."""
-        return self._columns(self._keys_rows(key_column(keys), self._span(first, last)))
+        return self._columns(self._rows_of_keys(key_column(keys), self._span(first, last)))
 
     def get_batch(self, keys: KeyColumn, starts: NumberColumn) -> pa.RecordBatch:
         """Return value and value_ts of each key in the window that starts there, null where there is none."""
         self._refuse_duplicates()
         inner = key_column(keys)
-        times = times_column("starts", starts, len(inner))
-        return self._aligned(inner, times, encode_keys(inner, times, KeyFormat.TOPIC), KeyFormat.TOPIC)
-
-    def batches(
-        self,
-        first: int = 0,
-        last: int = LATEST,
-        *,
-        key_from: bytes | None = None,
-        key_to: bytes | None = None,
-    ) -> StoreIterator[pa.RecordBatch]:
-        """Yield everything in windows that start in a range, as batches."""
-        scan = self._scan(self._span(first, last), key_from, key_to)
-        return StoreIterator((self._columns(batch) for batch in scan), scan.close)
+        return self._aligned(inner, times_column("starts", starts, len(inner)))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _get(self, key: bytes, start: int) -> Value | None:
-        self._refuse_duplicates()
-        if self._span(start, start) is None:
-            return None
-        reader = self._context.reader()
-        plan = reader.plan(self._context.task, self.state, (RangeRequest(key, Time(start, start)),))
-        with reader.load(plan) as loaded:
-            for batch in loaded.view().batches(("value", "value_ts")):
-                return self._value(batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
-        return None
 
     def _refuse_duplicates(self) -> None:
         if self.retains_duplicates:
@@ -301,28 +246,16 @@ class WindowStore(ValueStore):
                 " gives all of them"
             )
 
-    def _fetch_key(
-        self, key: bytes, first: int, last: int, *, forward: bool
-    ) -> StoreIterator[tuple[int, Value]]:
-        batch = self._key_rows(one_key(key), self._span(first, last))
-        columns = [batch.column(name).to_pylist() for name in ("ts", "value", "value_ts")]
-        rows = zip(*(columns if forward else [column[::-1] for column in columns]), strict=True)
-        return StoreIterator(
-            (ts, self._value(value, value_ts)) for ts, value, value_ts in rows if not self._is_gone(ts)
-        )
-
-    def _windowed(
-        self, key_from: bytes | None, key_to: bytes | None, first: int, last: int, *, forward: bool
-    ) -> StoreIterator[KeyedRow]:
-        rows = self._each(self._scan(self._span(first, last), key_from, key_to, forward=forward))
+    def _windowed(self, rows: StoreIterator[StoredRow]) -> StoreIterator[KeyedRow]:
         size = self.window_size_ms
-        return StoreIterator(
-            (
-                (Windowed(key, TimeWindow(start, window_end(start, size)), sequence), value)
-                for key, start, sequence, value in rows
-            ),
-            rows.close,
+        windowed = (
+            (Windowed(key, TimeWindow(start, window_end(start, size)), sequence), value)
+            for key, start, sequence, value in rows
         )
+        return StoreIterator(windowed, rows.close)
+
+    def _identity(self, keys: pa.BinaryArray, times: Int64s, seconds: Int64s | None) -> pa.BinaryArray:
+        return encode_keys(keys, times, KeyFormat.TOPIC)
 
     def _columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         start = rows.column("ts").to_numpy()
@@ -331,6 +264,10 @@ class WindowStore(ValueStore):
         return pa.RecordBatch.from_arrays(
             [rows.column("key"), rows.column("ts"), pa.array(end), sequence, *rows.columns[3:]], schema=ROWS
         )
+
+
+def _starts(rows: StoreIterator[StoredRow]) -> StoreIterator[tuple[int, Value]]:
+    return StoreIterator(((start, value) for _, start, _, value in rows), rows.close)
 
 
 def _numbers(last: int, count: int) -> Int64s:
