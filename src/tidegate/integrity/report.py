@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.integrity.columns import IntegrityColumns
@@ -305,28 +306,14 @@ class AuditReport:
 
 
 def _producers(columns: IntegrityColumns, rows: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """The producers of some records in the order they come, and the number of each record's.
-
-    Sorted by runs, because runs are few.
-    """
+    """The producers of some records in the order they come, and the number of each record's."""
     high, low = columns.guid_high[rows], columns.guid_low[rows]
     starts = np.flatnonzero(np.concatenate(([True], (high[1:] != high[:-1]) | (low[1:] != low[:-1]))))
-    high_of_run, low_of_run = high[starts], low[starts]
-    order = np.lexsort((low_of_run, high_of_run))
-    sorted_high, sorted_low = high_of_run[order], low_of_run[order]
-    is_new = np.concatenate(
-        ([True], (sorted_high[1:] != sorted_high[:-1]) | (sorted_low[1:] != sorted_low[:-1]))
-    )
-    number_of_run = np.empty(len(starts), np.int64)
-    number_of_run[order] = np.cumsum(is_new) - 1
-    first_run = order[is_new]  # of each producer, by GUID: the sort is stable
-    by_arrival = np.argsort(first_run)
-    place = np.empty(len(first_run), np.int64)
-    place[by_arrival] = np.arange(len(first_run))
-    number_of_run = place[number_of_run]
-    lengths = np.diff(np.append(starts, len(rows)))
-    names = [columns.guid(int(rows[starts[run]])).hex() for run in first_run[by_arrival].tolist()]
-    return names, np.repeat(number_of_run, lengths)
+    guids = np.stack((high[starts], low[starts]), axis=1).astype(">u8")
+    found = pa.Array.from_buffers(pa.binary(16), len(starts), [None, pa.py_buffer(guids)]).dictionary_encode()
+    numbers = found.indices.to_numpy().astype(np.int64)
+    names = [guid.hex() for guid in found.dictionary.to_pylist()]
+    return names, np.repeat(numbers, np.diff(np.append(starts, len(rows))))
 
 
 def _groups(keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:

@@ -232,23 +232,23 @@ def record_checksums(source: RecordSource, stamps: Any, payloads: int, out: Any)
     key, value, payload = column_of(source.key), column_of(source.value), column_of(source.header_value)
     for row in range(len(stamps)):
         stamp = stamps[row]
-        kind, flags = np.int64(stamp["kind"]), np.int64(stamp["flags"])
-        is_control = kind == CONTROL
         if stamp["state"] != MANAGED:
             store(into, row, 0)
-        elif is_control or payloads:
-            crc = data_crc(kind, key, NONCE_BYTES if is_control else 0, value, row)
-            if is_control:
-                crc = fold_int32(fold_int32(crc, np.int64(stamp["control"])), flags)
-                crc = fold_int64(crc, stamp["timestamp"])
-                entry: Any = np.int64(stamp["payload"])
-                length = length_at(payload, entry) if entry >= 0 else -1
-                crc = fold_int32(crc, length)
-                if length > 0:
-                    start = load(payload.ends, entry)
-                    crc = fold_bytes(crc, payload.content, start, start + length)
-            elif flags & HEADERS_ONLY:
-                crc = fold_int64(fold_int32(crc, flags), stamp["timestamp"])
+        elif stamp["kind"] == CONTROL:
+            crc = data_crc(np.int64(stamp["kind"]), key, NONCE_BYTES, value, row)
+            crc = fold_int32(fold_int32(crc, np.int64(stamp["control"])), np.int64(stamp["flags"]))
+            crc = fold_int64(crc, stamp["timestamp"])
+            entry: Any = np.int64(stamp["payload"])
+            length = length_at(payload, entry) if entry >= 0 else -1
+            crc = fold_int32(crc, length)
+            if length > 0:
+                start = load(payload.ends, entry)
+                crc = fold_bytes(crc, payload.content, start, start + length)
+            store(into, row, crc ^ ONES)
+        elif payloads:
+            crc = data_crc(np.int64(stamp["kind"]), key, 0, value, row)
+            if stamp["flags"] & HEADERS_ONLY:
+                crc = fold_int64(fold_int32(crc, np.int64(stamp["flags"])), stamp["timestamp"])
             store(into, row, crc ^ ONES)
         else:
             claimed: Any = np.int64(stamp["crc"])

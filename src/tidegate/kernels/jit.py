@@ -472,26 +472,21 @@ def load_kernels(module: ModuleType) -> None:
 
 
 def kernels_to_compile() -> list[list[tuple[str, str]]]:
-    """The kernels missing in all caches, as (module, name), in independent groups; largest first.
+    """The kernels missing in all caches, as (module, name), a list for each module; the one with most code first.
 
-    A kernel is compiled with the kernels it calls, so they share a group: no kernel is compiled by two processes.
+    The kernels of a module share helpers, and a process compiles each of those once.
     """
-    missing = {each.py_func: each for each in _kernels if each.where() is None}
-    groups: list[tuple[set[Any], int]] = []
-    for function in missing:
-        called: set[Any] = set()
-        size = sum(map(len, _parts(function, called)))
-        members = called & missing.keys()
-        apart = []
-        for others, their_size in groups:
-            if members & others:
-                members |= others
-                size += their_size
-            else:
-                apart.append((others, their_size))
-        groups = [*apart, (members, size)]
-    groups.sort(key=lambda group: -group[1])
-    return [[(each.__module__, each.__name__) for each in members] for members, _ in groups]
+    missing: dict[str, list[Any]] = {}
+    for each in _kernels:
+        if each.where() is None:
+            missing.setdefault(each.__module__, []).append(each.py_func)
+
+    def size(functions: list[Any]) -> int:
+        seen: set[Any] = set()
+        return sum(len(part) for function in functions for part in _parts(function, seen))
+
+    ordered = sorted(missing.values(), key=size, reverse=True)
+    return [[(each.__module__, each.__name__) for each in functions] for functions in ordered]
 
 
 def compile_kernels(names: list[tuple[str, str]]) -> list[tuple[str, str]]:

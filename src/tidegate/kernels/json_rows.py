@@ -100,16 +100,19 @@ def is_again(source: Any, at: int, end: int, known: Any, number: int) -> bool:
 
 
 @helper
-def read_numeric(
-    source: Any, at: int, end: int, last_word: int, is_whole: bool, target: Any, place: int
-) -> int:
-    """Store the number at `at`, or the bits of the double nearest to it; the position after it, or `NOWHERE`."""
+def read_whole(source: Any, at: int, end: int, last_word: int, target: Any, place: int) -> int:
+    """Store the whole number at `at`; the position after it, or `NOWHERE`."""
+    after, negative, digits, _, kind = read_number(source, at, end, last_word)
+    if kind != WHOLE:
+        return NOWHERE
+    store(target, place, -digits if negative else digits)
+    return after
+
+
+@helper
+def read_double(source: Any, at: int, end: int, last_word: int, target: Any, place: int) -> int:
+    """Store the bits of the double nearest to the number at `at`; the position after it, or `NOWHERE`."""
     after, negative, digits, power, kind = read_number(source, at, end, last_word)
-    if is_whole:
-        if kind != WHOLE:
-            return NOWHERE
-        store(target, place, -digits if negative else digits)
-        return after
     if kind == UNKNOWN:
         return NOWHERE
     bits = double_bits(digits, power)
@@ -138,6 +141,18 @@ def read_string(
         after = copy_text(source, at + 1, close, target, into)
     store(ends, place + 1, after - base)
     return close + 1
+
+
+@helper
+def read_text(
+    source: Any, at: int, end: int, last_word: int, target: Any, base: int, ends: Any, place: int
+) -> int:
+    """Append the value at `at`, as it is written, to its column; the position after it, or `NOWHERE`."""
+    after = pass_value(source, at, end, last_word)
+    if after < 0:
+        return NOWHERE
+    store(ends, place + 1, copy_text(source, at, after, target, base + load(ends, place)) - base)
+    return after
 
 
 @kernel(
@@ -213,45 +228,42 @@ def read_json_rows(
             if at >= end:
                 break
             # its value
-            kind, slot, letter, place = TEXT, 0, load(source, at), 0
-            if field >= 0:
+            if field < 0:
+                at = pass_value(source, at, end, last_word)
+                if passed < REMEMBERED:
+                    store(known, 2 * passed, member)
+                    store(known, 2 * passed + 1, max(0, at - member))
+                    passed += 1
+            else:
                 if load(seen_in, field) == row:
                     break
                 store(seen_in, field, row)
                 expected, found = field + 1, found + 1
-                kind, slot = load(kind_of, field), load(slot_of, field)
+                kind, slot, letter = load(kind_of, field), load(slot_of, field), load(source, at)
                 place = slot * rows + row if kind < STRING else slot * (rows + 1) + row
                 store(flags, field * rows + row, 1)
-            if field >= 0 and letter == 0x6E:  # null
-                at = pass_literal(source, at, end)
-                if load(is_required, field):
+                if letter == 0x6E:  # null
+                    at = pass_literal(source, at, end)
+                    if load(is_required, field):
+                        break
+                    store(flags, field * rows + row, 0)
+                    if kind >= STRING:
+                        store(ends, place + 1, load(ends, place))
+                    else:
+                        store(number_of, place, 0)
+                elif kind == STRING:
+                    at = read_string(source, at, end, last_word, content, slot * room, ends, place)
+                elif kind == TEXT:
+                    at = read_text(source, at, end, last_word, content, slot * room, ends, place)
+                elif kind == BOOLEAN:
+                    store(number_of, place, letter == 0x74)
+                    at = pass_literal(source, at, end) if letter == 0x74 or letter == 0x66 else NOWHERE
+                elif letter != MINUS and not is_digit(letter):
                     break
-                store(flags, field * rows + row, 0)
-                if kind >= STRING:
-                    store(ends, place + 1, load(ends, place))
+                elif kind == INTEGER:
+                    at = read_whole(source, at, end, last_word, number_of, place)
                 else:
-                    store(number_of, place, 0)
-            elif kind == TEXT:  # any value, as it is written; or one to be passed over
-                start = at
-                at = pass_value(source, at, end, last_word)
-                if field >= 0:
-                    if at >= 0:
-                        base = slot * room
-                        into = copy_text(source, start, at, content, base + load(ends, place))
-                        store(ends, place + 1, into - base)
-                elif passed < REMEMBERED:
-                    store(known, 2 * passed, member)
-                    store(known, 2 * passed + 1, max(0, at - member))
-                    passed += 1
-            elif kind == STRING:
-                at = read_string(source, at, end, last_word, content, slot * room, ends, place)
-            elif kind == BOOLEAN:
-                store(number_of, place, letter == 0x74)
-                at = pass_literal(source, at, end) if letter == 0x74 or letter == 0x66 else NOWHERE
-            elif letter != MINUS and not is_digit(letter):
-                break
-            else:
-                at = read_numeric(source, at, end, last_word, kind == INTEGER, number_of, place)
+                    at = read_double(source, at, end, last_word, number_of, place)
             if at < 0:
                 break
             at = skip_blanks(source, at, end)

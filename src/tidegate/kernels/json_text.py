@@ -328,14 +328,8 @@ def pass_name(source: Any, at: int, end: int, last_word: int) -> int:
 @helper
 def pass_value(source: Any, at: int, end: int, last_word: int) -> int:
     """The position after any value; `at` is at its first byte."""
-    objects: Any = 0  # bit d: what is open at depth d is an object
-    depth = 0
-    is_member = False
+    depth, objects = 0, 0  # bit d of `objects`: what is open at depth d is an object
     while True:
-        if is_member:
-            at = pass_name(source, at, end, last_word)
-            if at < 0:
-                return NOWHERE
         if at >= end:
             return NOWHERE
         first = load(source, at)
@@ -344,14 +338,20 @@ def pass_value(source: Any, at: int, end: int, last_word: int) -> int:
             at = skip_blanks(source, at + 1, end)
             if at >= end:
                 return NOWHERE
-            if load(source, at) != (CLOSE_OBJECT if is_object else CLOSE_LIST):
+            if load(source, at) == (CLOSE_OBJECT if is_object else CLOSE_LIST):
+                at += 1
+            else:
                 if depth == DEEPEST:
                     return NOWHERE
                 depth += 1
-                objects = objects & ~(1 << depth) | np.int64(is_object) << depth
-                is_member = is_object
+                if is_object:
+                    objects |= 1 << depth
+                    at = pass_name(source, at, end, last_word)
+                    if at < 0:
+                        return NOWHERE
+                else:
+                    objects &= ~(1 << depth)
                 continue
-            at += 1
         else:
             at = pass_scalar(source, at, end, last_word)
             if at < 0:
@@ -364,7 +364,10 @@ def pass_value(source: Any, at: int, end: int, last_word: int) -> int:
             byte, in_object = load(source, at), objects >> depth & 1
             if byte == COMMA:
                 at = skip_blanks(source, at + 1, end)
-                is_member = in_object == 1
+                if in_object:
+                    at = pass_name(source, at, end, last_word)
+                    if at < 0:
+                        return NOWHERE
                 break
             if byte != (CLOSE_OBJECT if in_object else CLOSE_LIST):
                 return NOWHERE
