@@ -252,7 +252,7 @@ def _run(app: tg.App, engine: Any, stop: int | None, size: int, *, close: bool) 
             run.stop()
 
     run = app.start(engine, until="caught_up", round_records=size, progress=watch)
-    run.wait()
+    run.await_termination()
 
 
 def outcome(folder: Path, app: tg.App, name: str, written: Sequence[Line]) -> dict[str, Any]:

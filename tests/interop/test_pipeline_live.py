@@ -188,7 +188,7 @@ def test_a_broker_restarts_while_apps_run(broker: Broker, tmp_path: Path) -> Non
         until(lambda run=each: run.progress.round >= 3, "rounds to be under way")  # type: ignore[misc]
     broker.kill()
     with pytest.raises(UnavailableError, match=re.escape(broker.address)) as gone:
-        impatient.wait("60s")
+        impatient.await_termination("60s")
     assert gone.value.exit_code == 3
     assert patient.is_running
     broker.start(same_ports=True)
@@ -496,4 +496,4 @@ def test_partitions_added_on_a_broker_while_an_app_runs_are_noticed(broker: Brok
     with open_log(f"kafka://{broker.address}") as log:
         log.add_partitions("grown", 2)
     with pytest.raises(tg.InvalidError, match=r"had 1 partitions .* has 2 now"):
-        run.wait("300s")
+        run.await_termination("300s")

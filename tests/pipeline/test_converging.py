@@ -100,13 +100,13 @@ def converge(folder: Path, seed: int, table: Any) -> int:
     backend = WatchedBackend(inner, weather)
     for attempt in range(12):
         try:
-            begun(folder, backend, clock, attempt).wait("60s")
+            begun(folder, backend, clock, attempt).await_termination("60s")
         except UnavailableError:
             pass
         clock.advance(20_000)  # its turn has ended, whoever had it
     weather.is_bad = False
     run = begun(folder, backend, clock, 99)
-    summary = run.wait("60s")
+    summary = run.await_termination("60s")
     assert summary.caught_up and summary.progress.lag_records == 0
     runtime = run._coordinator._engine._worker.runtime  # type: ignore[attr-defined]
     for number in range(2):
@@ -137,7 +137,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("calm")
     filled(folder, 1)
     backend = FolderBackend(folder / "state")
-    begun(folder, backend, ManualClock(START + 3_600_000), 0).wait("60s")
+    begun(folder, backend, ManualClock(START + 3_600_000), 0).await_termination("60s")
     found = result(folder)
     assert len(found[1]) > 10
     return found, newest(backend).totals

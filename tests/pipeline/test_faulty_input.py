@@ -257,7 +257,7 @@ def validator_state(folder: Path) -> Any:
     try:
         records = Records(backend, "shop")
         commit = records.read_commit(records.newest())[0]  # type: ignore[arg-type]
-        return decode_state(dead_letters.decode_state(records.state_of(commit.sources[0])).validator)
+        return decode_state(dead_letters.SourceState.decoded(records.state_of(commit.sources[0])).validator)
     finally:
         backend.close()
 

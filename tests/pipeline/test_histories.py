@@ -13,7 +13,7 @@ import pytest
 from task_oracles import START, expected, key_format, rows_of, said, stream
 from task_rig import Committed, TaskRig, last_of_each
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.messages import Tick
+from tidegate.pipeline.messages import Tick, storage_task
 from tidegate.pipeline.topology import Aggregate, Dedupe, Source, Step, To, Validate
 from tidegate.storage import StorageConfig
 from tidegate.storage.manifest import collect_garbage
@@ -95,7 +95,7 @@ def history(folder: Path, name: str, seed: int) -> tuple[int, int]:
     backs = collected = 0
     with TaskRig(folder / "cut", flow_of(kind), storage=EVICTING if seed % 2 else None) as rig:
         rig.write(rows_of(events))
-        task = rig.setup.storage_task("results", 0)
+        task = storage_task(rig.setup.app, "results", 0)
         kept: list[Committed] = []
         while rig.done.offsets.get(0, 0) < ROWS:
             stop = min(ROWS, rig.done.offsets.get(0, 0) + chance.choice([5, 20, 45]))

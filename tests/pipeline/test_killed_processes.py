@@ -37,7 +37,7 @@ from test_killed_processes import begin
 
 run = begin(Path(sys.argv[2]), until="caught_up" if sys.argv[3] == "once" else None)
 print("running", flush=True)
-run.wait()
+run.await_termination()
 """
 
 
@@ -105,7 +105,7 @@ def test_R_17_a_process_killed_at_random_instants_leaves_no_trace(tmp_path: Path
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         filled(folder)
-    begin(whole).wait("120s")
+    begin(whole).await_termination("120s")
     chance, kills = random.Random(11), 0
     for _ in range(3):
         process = begun(killed, "once")
@@ -113,7 +113,7 @@ def test_R_17_a_process_killed_at_random_instants_leaves_no_trace(tmp_path: Path
         process.send_signal(signal.SIGKILL)
         kills += process.wait(60) != 0  # it may have ended before
     assert kills > 0
-    begin(killed).wait("120s")
+    begin(killed).await_termination("120s")
     assert outcome(killed) == outcome(whole)
 
 
@@ -129,4 +129,4 @@ def test_R_27_a_second_process_fails_fast_and_a_dead_one_does_not_block(tmp_path
     finally:
         other.send_signal(signal.SIGKILL)
         other.wait(30)
-    assert begin(tmp_path).wait("120s").caught_up
+    assert begin(tmp_path).await_termination("120s").caught_up

@@ -121,7 +121,7 @@ def started(app: App, *, clock: ManualClock | None = None, **settings: Any) -> R
 
 
 def ran(app: App, **settings: Any) -> Summary:
-    return started(app, **settings).wait("60s")
+    return started(app, **settings).await_termination("60s")
 
 
 def sent(folder: Path, topic: str = "per_window") -> pa.Table:
@@ -205,7 +205,7 @@ def test_a_restart_after_every_round_changes_no_byte(tmp_path: Path) -> None:
             pieces, round_records=40, progress=lambda progress, runs=runs: [each.stop() for each in runs]
         )
         runs.append(run)
-        summary = run.wait("60s")
+        summary = run.await_termination("60s")
         starts += 1
         if summary.caught_up:
             break
@@ -738,7 +738,7 @@ def test_a_backlog_that_cannot_shrink_is_told_at_once(tmp_path: Path, rekeyed: b
     stream.window(Tumbling("1d")).agg(n=count()).to_topic("per_key")
     run = app.start("local", until="caught_up", first_round_records=rows)
     with pytest.raises(OverloadError, match="Raise backlog_limit_bytes") as raised:
-        run.wait("300s")
+        run.await_termination("300s")
     assert raised.value.reason == "retention_exceeds_backlog"
 
 
@@ -782,7 +782,7 @@ def test_a_run_that_only_gives_rounds_up_ends_and_says_why(tmp_path: Path) -> No
             settings=RunSettings(until="caught_up", grace_ms=10_000),
             clock=clock,
             progress=seen.append,
-        ).wait("300s")
+        ).await_termination("300s")
     assert raised.value.reason == "rounds_given_up" and made[0].rounds == 21
     assert any("rounds that take longer than half of grace_ms" in str(each.waiting_for) for each in seen)
     filled(tmp_path / "twin", orders(29, 200))
@@ -821,7 +821,7 @@ def test_tasks_and_collection_go_by_the_grace_of_the_run(tmp_path: Path, kept_ms
 
     assert (
         start_run(setup, engine, settings=RunSettings(until="caught_up", grace_ms=10_000))
-        .wait("300s")
+        .await_termination("300s")
         .caught_up
     )
     assert known == [10_000]

@@ -56,7 +56,7 @@ def write(folder: Path, turn: int) -> None:
 def ran(app: App, backend: StorageBackend, **settings: Any) -> Any:
     setup = WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=app.storage)
     settings = {"until": "caught_up", **settings}
-    return start_run(setup, settings=RunSettings(**settings), backend=backend).wait("300s")
+    return start_run(setup, settings=RunSettings(**settings), backend=backend).await_termination("300s")
 
 
 def stored(backend: StorageBackend) -> set[str]:

@@ -108,7 +108,7 @@ def test_a_topic_deleted_while_the_app_runs_is_waited_for_and_then_unavailable(t
     run.await_caught_up("300s")
     delete(app)
     with pytest.raises(tg.UnavailableError, match="topic orders was deleted") as told:
-        run.wait("300s")
+        run.await_termination("300s")
     assert told.value.exit_code == 3
     assert total(app) == 100
 
@@ -125,7 +125,7 @@ def test_partitions_added_while_the_app_runs_are_noticed_and_what_the_error_says
         log.add_partitions("orders", 3)
     produce(app, 300, partitions=3, first=1000)
     with pytest.raises(tg.InvalidError, match=r"had 2 partitions .* has 3 now") as told:
-        run.wait("300s")
+        run.await_termination("300s")
     if rekeyed:
         assert "Start the app again" in str(told.value)
         assert define(tmp_path, rekeyed=True).run("local", until="caught_up").exit_code == 0

@@ -173,7 +173,7 @@ def test_a_slot_meets_the_same_process_in_every_round(spark: Any, folder: Path, 
         clock=ManualClock(NOON),
         progress=lambda _: met.append(tuple(outcome.process for outcome in made[0].outcomes)),
     )
-    assert run.wait().rounds >= 8
+    assert run.await_termination().rounds >= 8
     rounds = [processes for processes in met if len(processes) == 2]
     assert len(rounds) >= 5
     assert len(set(rounds)) == 1 and len(set(rounds[0])) == 2
@@ -209,7 +209,7 @@ def test_two_apps_side_by_side_on_one_session_keep_their_own_processes(
     while any(run.is_running for run in runs):
         leaked += spark.sparkContext.parallelize([0], 1).mapPartitions(environment).collect()
     for run in runs:
-        run.wait()
+        run.await_termination()
     processes = {here: {each for each in rounds if len(each) == 2} for here, rounds in met.items()}
     assert [len(each) for each in processes.values()] == [1, 1], "a slot meets its own process in every round"
     assert len({each for pair in processes.values() for (one, two) in pair for each in (one, two)}) == 4
@@ -307,7 +307,7 @@ def test_a_round_can_be_ended_from_another_thread(spark: Any, meddled: Path) -> 
         run.join("20ms")
     threading.Thread(target=made[0].close).start()
     with pytest.raises(UnavailableError, match="cancelled"):
-        run.wait("50s")
+        run.await_termination("50s")
 
 
 def test_jobs_are_named_after_the_app_and_its_round(spark: Any, folder: Path) -> None:

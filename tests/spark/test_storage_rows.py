@@ -127,7 +127,7 @@ def test_a_job_killed_after_a_checkpoint_is_restored_and_replayed(
             runs[0].stop()
 
     runs.append(app.start(engine, round_records=40_000, clock=ManualClock(LATER), progress=progress))
-    runs[0].wait("120s")
+    runs[0].await_termination("120s")
     assert engine.killed >= 2
     backend = open_backend(app.state)
     newest = app_commits(backend, "shop")[-1].round
@@ -233,7 +233,7 @@ def windows(spark: Any, tmp_path_factory: pytest.TempPathFactory, request: pytes
 
     cut = 4 * 110 if request.param == "evicting" else 4 * 150
     runs.append(app.start(engine, round_records=cut, clock=ManualClock(LATER), progress=progress))
-    runs[0].wait("120s")
+    runs[0].await_termination("120s")
     assert engine.killed
     assert run(
         app, Killing(spark, slots=1 if request.param == "evicting" else 3), round_records=cut

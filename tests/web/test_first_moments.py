@@ -79,7 +79,9 @@ def test_at_every_moment_of_an_apps_start_lists_answer_and_the_rest_says_not_yet
 
     backend = WatchedBackend(open_backend(str(tmp_path / "state")), look)
     setup = WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=app.storage)
-    start_run(setup, settings=RunSettings(until="caught_up", round_records=100), backend=backend).wait("60s")
+    start_run(
+        setup, settings=RunSettings(until="caught_up", round_records=100), backend=backend
+    ).await_termination("60s")
     assert not wrong, wrong[:5]
     assert set(answers) == {200, 404, 409}, "all of them were met"
 
@@ -95,7 +97,7 @@ def test_an_app_that_has_not_committed_yet_is_starting_and_not_broken(tmp_path: 
 
     backend = WatchedBackend(open_backend(str(tmp_path / "state")), look)
     setup = WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=app.storage)
-    start_run(setup, settings=RunSettings(until="caught_up"), backend=backend).wait("60s")
+    start_run(setup, settings=RunSettings(until="caught_up"), backend=backend).await_termination("60s")
     assert list(dict.fromkeys(seen)) == [("starting", "watch"), ("running", "good"), ("idle", "good")]
 
 

@@ -44,7 +44,7 @@ def test_a_run_and_the_page_say_the_same_of_an_app(tmp_path: Path) -> None:
     plant(tmp_path / "log")
     of_run = Metrics()
     with shop(tmp_path).start("local", until="caught_up", round_records=20_000, metrics=of_run) as run:
-        run.wait()
+        run.await_termination()
     site = Site(tmp_path / "log", tmp_path / "state")
     shown = values(measured(site))
     site.close()

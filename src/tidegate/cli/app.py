@@ -325,7 +325,7 @@ def _waited(run: Any) -> Any:
     """Until it ends; in small steps, so that an interrupt is seen at once."""
     while run.is_running:
         run.join("200ms")
-    return run.wait()
+    return run.await_termination()
 
 
 def _engine(engine: str, master: str | None, name: str) -> Any:

@@ -12,6 +12,7 @@ Thread rule: any thread; functions keep no state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.log import Log
+from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.pipeline.checkpoint import CommitRecord, Loss, Records, SourceLine
 from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.lease import AppLease
@@ -30,6 +31,7 @@ from tidegate.pipeline.planner import RECREATED, held_of
 from tidegate.pipeline.progress import StoppedPartition, acknowledged, new_faults, read_once, stopped_of
 from tidegate.pipeline.recovery import REPLAYED
 from tidegate.randomness import SystemRandomness
+from tidegate.storage import open_backend
 from tidegate.storage.backends.base import ObjectInfo, StorageBackend
 from tidegate.tables.commits import DEFAULT_TTL_MS, read_lease
 
@@ -543,3 +545,68 @@ def _lag(commit: CommitRecord, topics: Mapping[str, str], log: Log | KafkaLog) -
             place = topic, line.partition
             left[place] = max(left.get(place, 0), ends[topic][line.partition].end - line.next_offset)
     return sum(left.values())
+
+
+# -- an app's own calls -----------------------------------------------------------------------------
+
+
+class AppAdmin:
+    """Status of one app, and changes to it while it does not run: `app.admin.status()`.
+
+    Every change is a commit of its own; it is refused while the app runs.
+    """
+
+    def __init__(self, app: str, state: str, log: str, client: Mapping[str, str]) -> None:
+        self.app, self._state, self._log, self._client = app, state, log, client
+
+    def status(self, *, orphans: bool = False) -> AppStatus:
+        """Return positions, lag, faults and stopped partitions as of the last commit.
+
+        `orphans` counts the objects in the state that no kept commit needs.
+        """
+        with closing(open_backend(self._state, read_only=True)) as backend, self._opened_log() as log:
+            return app_status(backend, self.app, log, orphans=orphans)
+
+    def commits(self) -> list[CommitInfo]:
+        """Return the kept commits, oldest first."""
+        with closing(open_backend(self._state, read_only=True)) as backend:
+            return app_commits(backend, self.app)
+
+    def resume(self, partition: str, *, skip_to: int | None = None) -> CommitInfo:
+        """Resume a stopped partition (`FLOW:3` or `TOPIC-3`) at the offset where it stopped, or at `skip_to`.
+
+        Skipped records are recorded as a permanent loss. An offset below the stop is refused: records that are
+        already in the state would be counted twice.
+        """
+        with closing(open_backend(self._state)) as backend:
+            return resume_partition(backend, self.app, partition, skip_to=skip_to)
+
+    def replay(
+        self, *, to_round: int | None = None, from_offsets: Mapping[str, Mapping[int, int]] | None = None
+    ) -> CommitInfo:
+        """Compute again: from the beginning of the log, from a kept commit, or from offsets (flow → partition).
+
+        Results are sent again; in tables the later ones count.
+        """
+        with closing(open_backend(self._state)) as backend:
+            return replay_app(backend, self.app, to_round=to_round, from_offsets=from_offsets)
+
+    def reset(self) -> CommitInfo:
+        """Delete all state and positions; the next start begins as the sources say. Delivered results stay."""
+        with closing(open_backend(self._state)) as backend:
+            return reset_app(backend, self.app)
+
+    def acknowledge(self) -> CommitInfo:
+        """Acknowledge the faults found so far: from now on exit codes report only new ones."""
+        with closing(open_backend(self._state)) as backend:
+            return acknowledge_faults(backend, self.app)
+
+    def rebase(self) -> CommitInfo:
+        """Continue at the current ends of the output topics, after another program wrote to them."""
+        with closing(open_backend(self._state)) as backend, self._opened_log() as log:
+            return rebase_outputs(backend, self.app, log)
+
+    def _opened_log(self) -> Log | KafkaLog:
+        if is_kafka(self._log):
+            return open_log(self._log, client=self._client or None)
+        return open_log(self._log, read_only=True)

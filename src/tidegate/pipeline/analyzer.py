@@ -67,6 +67,8 @@ from tidegate.windows.operators.windowed_operator import Emit
 
 # -- values ---------------------------------------------------------------------------------------
 
+_UNWRITABLE = (TypeError, InvalidError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
+
 
 @dataclass(frozen=True, eq=False)
 class ValueFormat:
@@ -146,16 +148,9 @@ class ValueFormat:
         try:
             if self.serde is not None and self.column is not None:
                 require_writable(self.serde, schema.field(self.column).type)
-            self.encode(
-                pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
-            )
-        except (
-            TypeError,
-            InvalidError,
-            pa.ArrowInvalid,
-            pa.ArrowNotImplementedError,
-            pa.ArrowKeyError,
-        ) as error:
+            none = [pa.array([], each.type) for each in schema]
+            self.encode(pa.RecordBatch.from_arrays(none, schema=schema))
+        except (*_UNWRITABLE, pa.ArrowKeyError) as error:
             raise InvalidError(
                 f"to {sink.topic}: results of {described(schema)} cannot be written by {self!r}: {error}"
             ) from None
@@ -245,7 +240,12 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
                 raise InvalidError(f"{where}: max_age is {step.max_age_ms} ms; None is never")
             return shape.then(schema, key)
         case Filter():
-            _check_condition(where, step, schema, key)
+            kind = Projection([("condition", step.condition)], schema, key, what=where).schema.field(0).type
+            if not pa.types.is_boolean(kind):
+                raise InvalidError(
+                    f"{where}: {shown(step.condition)} is {kind}, and a condition is true or false; write a "
+                    "comparison, like amount > 0"
+                )
             return shape.then(schema, key)
         case Select():
             return shape.then(_check_select(where, step, schema, key), key)
@@ -367,15 +367,6 @@ def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
             )
 
 
-def _check_condition(where: str, step: Filter, schema: pa.Schema, key: Serde[Any]) -> None:
-    kind = Projection([("condition", step.condition)], schema, key, what=where).schema.field(0).type
-    if not pa.types.is_boolean(kind):
-        raise InvalidError(
-            f"{where}: {shown(step.condition)} is {kind}, and a condition is true or false; write a comparison, "
-            "like amount > 0"
-        )
-
-
 def _check_select(where: str, step: Select, schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
     names = [name for name, _ in step.columns]
     if not names:
@@ -397,7 +388,7 @@ def _check_key(where: str, step: KeyBy, schema: pa.Schema, key: Serde[Any]) -> N
     kind = Projection([("key", step.expression)], schema, key, what=where).schema.field(0).type
     try:
         require_writable(step.serde, kind)
-    except (TypeError, InvalidError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except _UNWRITABLE as error:
         raise InvalidError(
             f"{where}: {shown(step.expression)} is {kind}, which {step.serde!r} does not write ({error}); cast it, "
             "or give another serde"

@@ -199,9 +199,8 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[SourceLine, ...]
     tasks: tuple[TaskLine, ...]
     deliveries: tuple[Delivery, ...] = ()
-    ends: dict[
-        str, dict[int, int]
-    ] = {}  # topic → partition → the offset after everything committed for it so far
+    # topic → partition → the offset after everything committed for it so far
+    ends: dict[str, dict[int, int]] = {}
     totals: dict[str, dict[str, int]] = {}  # flow → counter → since the app was created
     watermarks: dict[str, int] = {}
     losses: tuple[Loss, ...] = ()

@@ -53,9 +53,8 @@ def pack_events(batch: EventBatch) -> pa.Buffer:
     packed = pa.RecordBatch.from_arrays([*own, *batch.values.columns], schema=schema)
     measure = pa.MockOutputStream()
     _write(packed, measure)
-    data = pa.allocate_buffer(
-        measure.size()
-    )  # allocated at its final size: a growing stream copies what it has
+    # allocated at its final size: a growing stream copies what it has
+    data = pa.allocate_buffer(measure.size())
     _write(packed, pa.FixedSizeBufferWriter(data))
     return data
 

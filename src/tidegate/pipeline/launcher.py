@@ -118,9 +118,8 @@ def start_run(
             clock=clock,
             settings=settings,
             resources=resources.pop_all(),
-            look=lambda: LogEndOffsets(log).ends(
-                topics
-            ),  # of its own: other threads than the coordinator's look
+            # of its own: other threads than the coordinator's look
+            look=lambda: LogEndOffsets(log).ends(topics),
             show=progress,
         )
     return run.begin() if begins else run

@@ -58,7 +58,7 @@ class AppLease:
             if (held.host, held.pid) == (socket.gethostname(), os.getpid()):
                 raise ConflictError(
                     f"app {records.app} is being run by this process already (generation {held.epoch}); end that run "
-                    "first, with run.stop() and run.wait()"
+                    "first, with run.stop() and run.await_termination()"
                 )
             seconds = max(0, held.until_ms - clock.now_ms()) / 1000
             raise ConflictError(

@@ -137,7 +137,7 @@ class _Reading:
         self._validates = any(isinstance(step, Validate) for step in flow.steps)
         self._aside = _set_aside(table)
         self._ids: dict[tuple[Deduplicate, Any], tuple[int, int]] = {}
-        self._stamps: set[tuple[int, int, int, int]] = set()
+        self._stamps: set[tuple[int, ...]] = set()
         self._read = 0
 
     def explanation(self, value: dict[str, Any] | None) -> WindowExplanation:
@@ -235,17 +235,10 @@ class _Reading:
                 found[offset] = "dead letter", ""  # `_set_aside_here` has the reason
             elif self._validates and stamps.state[row] == MANAGED:
                 stamp = stamps.rows[row]
-                own = (
-                    int(stamp["guid_high"]),
-                    int(stamp["guid_low"]),
-                    int(stamp["chain"]),
-                    int(stamp["sequence"]),
-                )
+                own = tuple(int(stamp[name]) for name in ("guid_high", "guid_low", "chain", "sequence"))
                 if own in self._stamps:
-                    found[offset] = (
-                        "repeated",
-                        "the same producer's record of the same number stands here already",
-                    )
+                    why = "the same producer's record of the same number stands here already"
+                    found[offset] = "repeated", why
                 self._stamps.add(own)
         return found
 
@@ -287,8 +280,7 @@ class _Reading:
         window = self._table.flow.window
         kind = None if window is None else window.kind
         for each in aside:
-            is_other = isinstance(kind, Hopping) and each.window_start not in (-1, self._start)
-            if not is_other:
+            if not isinstance(kind, Hopping) or each.window_start in (-1, self._start):
                 return each.outcome, each.reason
         return None
 
@@ -299,11 +291,8 @@ class _Reading:
                 "there is no such window: nothing was counted for it, or it lies beyond the table's retention"
             )
         window = self._table.flow.window
-        counts = (
-            []
-            if window is None
-            else [each.name for each in window.aggregates if each.kind == "count" and not each.columns]
-        )
+        aggregates = () if window is None else window.aggregates
+        counts = [each.name for each in aggregates if each.kind == "count" and not each.columns]
         counted = sum(1 for each in found if each.outcome == "counted")
         if value is not None and counts:
             said = value[counts[0]]

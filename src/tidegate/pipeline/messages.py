@@ -142,9 +142,8 @@ class SourceOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     stop: int
     state: bytes
-    lookups: dict[
-        str, int
-    ] = {}  # for lookups in front of a key_by: table → the commit of it that this round reads
+    # for lookups in front of a key_by: table → the commit of it that this round reads
+    lookups: dict[str, int] = {}
     bad: tuple[BadRecord, ...] = ()
 
 

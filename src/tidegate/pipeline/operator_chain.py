@@ -215,10 +215,8 @@ class TaskChain:
         if window is None or window.emit is not Emit.UPDATE or isinstance(window.kind, Unlimited):
             return None
         floor = self.operators[-1].clocks.floor
-        if floor in (
-            NO_TIME,
-            LATEST,
-        ):  # after the end of the input nothing is read, so the time is not needed
+        # after the end of the input nothing is read, so the time is not needed
+        if floor in (NO_TIME, LATEST):
             return NO_TIME
         # sliding windows include their end
         return max(NO_TIME, window.kind.close_time(floor) - isinstance(window.kind, Sliding))

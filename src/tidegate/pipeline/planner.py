@@ -558,9 +558,8 @@ def _close(
         if any(each not in now.commit.closed for each in flow.upstream):
             continue  # more records of it will be read first
         tick = draft.ticks.get(flow.name, Tick(now.watch.now_ms))
-        draft.ticks[flow.name] = Tick(
-            now.watch.now_ms, tick.watermark, closing=True
-        )  # nothing waits any more
+        # nothing waits any more
+        draft.ticks[flow.name] = Tick(now.watch.now_ms, tick.watermark, closing=True)
         draft.tasks |= _all_tasks(flow) - (
             set() if flow.is_rekeyed else {(flow.name, task) for task in stopped}
         )

@@ -81,9 +81,8 @@ class Progress:
     lag_seconds: float = 0.0
     eta_s: float | None = None
     caught_up: bool = False
-    watermarks: Mapping[str, Mapping[int, int]] = field(
-        default_factory=dict
-    )  # flow → partition → stream time
+    # flow → partition → stream time
+    watermarks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     lookup_lag_records: Mapping[str, int] = field(default_factory=dict)
     """Table that is looked up → the records of its topic that it has not seen."""
     waiting_for: tuple[str, ...] = ()  # partitions that hold a watermark back, or backpressure, in words
@@ -342,9 +341,8 @@ class RoundMetrics:
     def __init__(self, metrics: Metrics, app: str, flows: Mapping[str, FlowFacts]) -> None:
         self._app = app
         self._flows = flows
-        self._moved: dict[
-            str, tuple[int, int]
-        ] = {}  # flow → its least event time, and since when it has that value
+        # flow → its least event time, and since when it has that value
+        self._moved: dict[str, tuple[int, int]] = {}
         self._read: dict[tuple[str, int, str], Counter[str]] = {}  # topic, partition, verdict → by flow
         self._to = RunInstruments(metrics)
 

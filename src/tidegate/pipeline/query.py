@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final
+from typing import Final, Never
 
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, milliseconds
@@ -286,7 +286,7 @@ class Run:
         return self._begun.is_set() and not self._ended.is_set()
 
     def stop(self) -> None:
-        """Ask the run to end after its current round; `wait` for it. A failing round is not retried."""
+        """Ask the run to end after its current round (see `await_termination`); a failing round is not retried."""
         self._coordinator.tries_again = False
         with self._changed:
             self._stopping = True
@@ -311,7 +311,7 @@ class Run:
         """Wait at most so long; raises nothing."""
         self._ended.wait(None if timeout is None else milliseconds(timeout) / 1000)
 
-    def wait(self, timeout: int | DurationLike | None = None) -> Summary:
+    def await_termination(self, timeout: int | DurationLike | None = None) -> Summary:
         """Wait until the run ends; raise its error, or `UnavailableError` if it has not ended in time."""
         self.join(timeout)
         if not self._ended.is_set():
@@ -365,6 +365,11 @@ class Run:
                     )
                 self._clock.wait_ms(self._changed, min(left_ms, 1000))
 
+    def __getattr__(self, name: str) -> Never:
+        if name == "wait":
+            raise InvalidError("run.wait(…) is run.await_termination(…) now")
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
     def __enter__(self) -> Run:
         return self
 
@@ -373,7 +378,7 @@ class Run:
     ) -> None:
         self.stop()
         if kind is None:
-            self.wait()
+            self.await_termination()
         else:
             self.join()
 
@@ -447,9 +452,8 @@ class Run:
                 if isinstance(error, ConflictError):
                     if not self._coordinator.generation.was_left:
                         raise
-                    reached_ms = (
-                        reached_ms or began_ms
-                    )  # the process before has its files open until it is fenced
+                    # the process before has its files open until it is fenced
+                    reached_ms = reached_ms or began_ms
                 elif self._stopping:
                     break  # the current round is abandoned and not committed
                 if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:

@@ -163,9 +163,8 @@ def _first_kept(flow: Flow) -> int:
 def _stage(flow: Flow, place: int) -> Any:
     from tidegate.pipeline.transforms import Around, stage_of
 
-    around = Around(
-        open_backend("memory://"), SystemClock()
-    )  # only lookups use the surrounding process, and none is reached
+    # only lookups use the surrounding process, and none is reached
+    around = Around(open_backend("memory://"), SystemClock())
     return stage_of(flow.steps[place], flow.schemas[place], flow.key_serdes[place], around)
 
 

@@ -9,16 +9,21 @@ Thread rule: immutable values and pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict
 
+from tidegate.durations import DurationLike
 from tidegate.errors import InvalidError
 from tidegate.log.log import bootstrap_servers, folder_path, is_kafka
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.messages import storage_task
 from tidegate.storage import StorageConfig, TenantLimits, state_key_id
+
+if TYPE_CHECKING:
+    from tidegate.clock import Clock
+    from tidegate.metrics import Metrics
+    from tidegate.pipeline.progress import Progress
 
 # -- places ---------------------------------------------------------------------------------------
 
@@ -68,9 +73,31 @@ GRACE_ROUNDS: Final = 4
 OnLoss: TypeAlias = Literal["stop", "accept"]
 
 
+class RunOptions(TypedDict, total=False):
+    """The keywords of `App.start` and `App.run`; the more rarely used ones are fields of `RunSettings`."""
+
+    until: Literal["caught_up"] | None
+    close: bool
+    trigger: DurationLike | Literal["once"]
+    round_records: int | None
+    on_loss: OnLoss
+    maintains_log: bool
+    progress: Callable[[Progress], None] | None
+    metrics: Metrics | None
+    clock: Clock | None
+    first_round_records: int
+    target_ms: int
+    lease_ms: int
+    grace_ms: int
+    collect_every_ms: int
+    attempts: int
+    patience_ms: int
+    stop_within_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings of `App.start`, in milliseconds and records.
+    """The settings of a run, in milliseconds and records.
 
     `round_records` limits how many records a round reads (None: as many as take about `target_ms` while catching
     up). `on_loss` decides about records that were deleted before they were read. `maintains_log`: the run also
@@ -106,8 +133,15 @@ class RunSettings:
             )
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
-        not_negative = ("trigger_ms", "idle_after_ms", "collect_every_ms", "patience_ms", "stop_within_ms")
-        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "grace_ms", "attempts")
+        not_negative = (
+            "trigger_ms",
+            "grace_ms",
+            "idle_after_ms",
+            "collect_every_ms",
+            "patience_ms",
+            "stop_within_ms",
+        )
+        positive = ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts")
         for name in (*not_negative, *positive):
             value, least = getattr(self, name), int(name in positive)
             if not isinstance(value, int | None):
@@ -154,10 +188,6 @@ class WorkerSetup:
                 return flow
         have = ", ".join(flow.name for flow in self.flows)
         raise InvalidError(f"app {self.app!r} has no flow {name!r}; it has {have or 'none'}")
-
-    def storage_task(self, flow: str, task: int) -> str:
-        """Return the storage name of one task's state."""
-        return storage_task(self.app, flow, task)
 
     @property
     def runtime_config(self) -> StorageConfig:

@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CellType, CodeType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -54,11 +54,9 @@ class ByContent:
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-
         return type(self) is type(other) and document(self) == document(other)
 
     def __hash__(self) -> int:
-
         return hash(digest(document(self)))
 
 
@@ -372,9 +370,9 @@ def window(kind: Any) -> Document:
 
 
 def aggregate(definition: AggregateDefinition) -> Document:
-    options: Document = {}
-    for name, value in definition.options:
-        options[name] = _reducer(value) if isinstance(value, Reducer) else value
+    options = {
+        name: _reducer(value) if isinstance(value, Reducer) else value for name, value in definition.options
+    }
     return {
         "name": definition.name,
         "kind": definition.kind,
@@ -424,31 +422,34 @@ def function(said: Any) -> Document:
         if hasattr(inner, "__qualname__"):
             kind = inner
         return {"function": f"{getattr(kind, '__module__', '')}:{kind.__qualname__}", "code": None}
-    parts = [*_code_parts(code)]
-    for cell in getattr(inner, "__closure__", None) or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # a name that was never bound
-            continue
-        if isinstance(value, _PLAIN):
-            parts.append(repr(value))
-    for value in (*getattr(said, "args", ()), *sorted(getattr(said, "keywords", {}).items())):
-        parts.append(repr(value))
-    for value in getattr(inner, "__defaults__", None) or ():
-        if isinstance(value, _PLAIN):
-            parts.append(repr(value))
+    enclosed = [_enclosed(cell) for cell in getattr(inner, "__closure__", None) or ()]
+    given = [*getattr(said, "args", ()), *sorted(getattr(said, "keywords", {}).items())]
+    defaults = getattr(inner, "__defaults__", None) or ()
+    parts = [
+        *_code_parts(code),
+        *(repr(value) for value in enclosed if isinstance(value, _PLAIN)),
+        *map(repr, given),
+        *(repr(value) for value in defaults if isinstance(value, _PLAIN)),
+    ]
     return {
         "function": f"{inner.__module__}:{inner.__qualname__}",
         "code": hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest(),
     }
 
 
+def _enclosed(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that was never bound
+        return ...
+
+
 def without_code(said: Any) -> Any:
     """Return a document in which functions are identified by their names alone."""
     if isinstance(said, Mapping):
-        if "function" in said and "code" in said:
-            return {name: without_code(value) for name, value in said.items() if name != "code"}
-        return {name: without_code(value) for name, value in said.items()}
+        is_function = "function" in said and "code" in said
+        kept = (name for name in said if not (is_function and name == "code"))
+        return {name: without_code(said[name]) for name in kept}
     return [without_code(value) for value in said] if isinstance(said, list) else said
 
 

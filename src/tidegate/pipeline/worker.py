@@ -52,6 +52,7 @@ from tidegate.pipeline.messages import (
     TaskResult,
     Tick,
     parcel_name,
+    storage_task,
 )
 from tidegate.pipeline.operator_chain import TaskChain, checks_of, cut_of, front_of, keyless
 from tidegate.pipeline.settings import WorkerSetup
@@ -289,7 +290,7 @@ class Worker:
         if order.deliveries:
             with timings("deliver"):
                 counters["delivered"] = self._deliverer.deliver(order.deliveries)
-        name, began_ms = self.setup.storage_task(order.flow, order.task), self._clock.monotonic_ms()
+        name, began_ms = storage_task(self.setup.app, order.flow, order.task), self._clock.monotonic_ms()
         try:
             with timings("restore"):
                 task = self._standing_at(flow, order, name)
@@ -356,7 +357,7 @@ class Worker:
             known.chain.close()
         if is_attached:
             with suppress(InvalidError):  # it failed before storage knew the task
-                self.runtime.detach(self.setup.storage_task(flow, task))
+                self.runtime.detach(storage_task(self.setup.app, flow, task))
 
     def close(self) -> None:
         for task in self._tasks.values():
@@ -454,11 +455,12 @@ class Worker:
         if isinstance(events, Reading):  # records that a filter left out advance the source's time, too
             watermark = max(events.stream_time, -1 if watermark is None else watermark)
         closed = task.chain.tick(Moment(tick.now_ms, watermark, tick.closing), counters, timings)
-        if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE and len(rows) > 1:
-            with timings("consolidate"):
-                rows = [last_of_each([piece for piece in rows if isinstance(piece, WindowRows)])]
         if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE:
-            rows = [_by_time(piece) if isinstance(piece, WindowRows) else piece for piece in rows]
+            windows = [piece for piece in rows if isinstance(piece, WindowRows)]
+            if len(windows) > 1:
+                with timings("consolidate"):
+                    windows = [last_of_each(windows)]
+            rows = [_by_time(piece) for piece in windows]
         if closed is not None:
             rows = self._with(rows, closed)
         return rows
@@ -472,11 +474,8 @@ class Worker:
         """Add results to those of the round; of windows with large lists keep only the last value."""
         rows = [*rows, found]
         windows = [piece for piece in rows if isinstance(piece, WindowRows)]
-        if (
-            len(windows) > 1
-            and len(windows) == len(rows)
-            and 4 * _list_bytes(rows) > self.runtime.scratch.working_bytes
-        ):
+        working_bytes = self.runtime.scratch.working_bytes
+        if len(rows) == len(windows) > 1 and 4 * _list_bytes(rows) > working_bytes:
             windows = [last_of_each(windows)]
             rows = list(windows)
         if windows:

@@ -259,10 +259,8 @@ def _timed(bounds: RowBounds, each: Filter, low: str, high: str) -> RowBounds | 
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         return None
     micros = (moment - _EPOCH) // timedelta(microseconds=1)
-    below, above = (
-        micros // 1000,
-        -(-micros // 1000),
-    )  # the milliseconds around it; equal if it is a whole one
+    # the milliseconds around it; equal if it is a whole one
+    below, above = micros // 1000, -(-micros // 1000)
     first, last = getattr(bounds, low), min(getattr(bounds, high), LARGEST_MS)  # beyond is null: no match
     if isinstance(each, EqualTo | EqualNullSafe):
         first, last = max(first, above), min(last, below)

@@ -79,6 +79,9 @@ class RowChanges(Columns):
     weight: Int64s
     written: Int64s  # the timestamp of the record that brought the change
 
+    def __len__(self) -> int:
+        return len(self.weight)
+
 
 @dataclass(frozen=True, eq=False)
 class EventBatch(Columns):

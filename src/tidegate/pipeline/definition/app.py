@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Never, Unpack
 
 import pyarrow as pa
 
@@ -27,7 +26,7 @@ from tidegate.integrity.validator import require_new_names
 from tidegate.pipeline import flow as known_topics
 from tidegate.pipeline.definition.stream import Stream
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.settings import log_address, state_address
+from tidegate.pipeline.settings import RunOptions, log_address, state_address
 from tidegate.pipeline.topology import Document, OnError, Sink, Source, digest, sink_name
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import check_state_name
@@ -35,10 +34,8 @@ from tidegate.tables.serdes.base import Serde, String, windowed
 from tidegate.windows.operators.windowed_operator import Emit
 
 if TYPE_CHECKING:
-    from tidegate.clock import Clock
-    from tidegate.metrics import Metrics
+    from tidegate.pipeline.admin import AppAdmin
     from tidegate.pipeline.coordinator import Engine
-    from tidegate.pipeline.progress import Progress
     from tidegate.pipeline.query import Run, Summary
     from tidegate.pipeline.table import ResultTable
     from tidegate.storage.backends.base import StorageBackend
@@ -235,72 +232,62 @@ class App:
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(
-        self,
-        engine: Any = None,
-        *,
-        until: Literal["caught_up"] | None = None,
-        close: bool = False,
-        trigger: DurationLike = "1s",
-        round_records: int | None = None,
-        on_loss: Literal["stop", "accept"] = "stop",
-        metrics: Metrics | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        clock: Clock | None = None,
-        **settings: Any,
-    ) -> Run:
-        """Start the app in the background, from its last commit: on a SparkSession, or in this process (None or
-        "local").
+    def start(self, engine: Literal["spark", "local"] | Any = "local", **options: Unpack[RunOptions]) -> Run:
+        """Start the app in the background, from its last commit.
 
-        `until="caught_up"` ends the run when everything that is in the log now is processed; `close=True` then makes
-        every window final. `trigger` is the time between rounds once caught up, `round_records` fixes how many
-        records a round reads. `on_loss` decides about records that were deleted before they were read. `progress` is
-        called with each progress report. Further settings are those of `RunSettings`.
+        `engine` is a SparkSession, `"spark"` for `tidegate.spark.session()`, or `"local"` (the default) for threads
+        of this process. `until="caught_up"` ends the run when everything that is in the log now is processed;
+        `close=True` then makes every window final. `trigger` is the time between rounds once caught up, `"1s"` by
+        default; `trigger="once"` is `until="caught_up"`. `round_records` fixes how many records a round reads.
+        `on_loss` decides about records that were deleted before they were read: `"stop"`, or `"accept"`, which is
+        recorded. `maintains_log=True` also applies retention and compaction to the embedded log. `progress` is called
+        with each progress report.
         """
-        given = {"until": until, "close": close, "round_records": round_records, "on_loss": on_loss}
-        run = self._opened(
-            engine, trigger=trigger, metrics=metrics, progress=progress, clock=clock, **given, **settings
-        )
+        run = self._opened(engine, **options)
         with _stopped_if_interrupted(run):
             return run.begin()
 
-    def _opened(
-        self,
-        engine: Any = None,
-        *,
-        trigger: DurationLike = "1s",
-        metrics: Metrics | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        clock: Clock | None = None,
-        **settings: Any,
-    ) -> Run:
-        """Open the run that `start` begins, so that an interrupted caller can still stop it."""
-        from tidegate.pipeline.launcher import start_run
-        from tidegate.pipeline.settings import RunSettings, WorkerSetup
-
-        _check_settings(settings)
-        if not self._flows:
-            raise InvalidError(
-                f"app {self.name} does nothing yet: end a stream with .to_topic(topic) or .to_table(name)"
-            )
-        setup = WorkerSetup(self.name, self.flows, self.log, self.state, self.storage, self.client)
-        try:
-            trigger_ms = duration_ms(trigger)
-        except InvalidError as error:
-            raise InvalidError(f"trigger: {error}") from None
-        chosen = RunSettings(trigger_ms=trigger_ms, idle_after_ms=self.idle_after_ms, **settings)
-        given = {"clock": clock, "metrics": metrics, "progress": progress}
-        return start_run(setup, _engine(engine), settings=chosen, begins=False, **given)  # type: ignore[arg-type]
-
-    def run(self, engine: Any = None, **settings: Any) -> Summary:
-        """Call `start` and wait for the end.
+    def run(
+        self, engine: Literal["spark", "local"] | Any = "local", **options: Unpack[RunOptions]
+    ) -> Summary:
+        """Call `start`, with the same options, and wait for the end.
 
         Ctrl-C, also in a notebook cell, ends the run after the current round and frees the app. If that takes longer
         than `stop_within_ms` (30 s), or at a second Ctrl-C, the round is abandoned and not committed.
         """
-        run = self._opened(engine, **settings)
+        run = self._opened(engine, **options)
         with _stopped_if_interrupted(run):
-            return run.begin().wait()
+            return run.begin().await_termination()
+
+    def _opened(self, engine: Any = None, **options: Unpack[RunOptions]) -> Run:
+        """Open the run that `start` begins, so that an interrupted caller can still stop it."""
+        from tidegate.pipeline.launcher import start_run
+        from tidegate.pipeline.settings import RunSettings, WorkerSetup
+
+        settings: dict[str, Any] = {**options}
+        _check_options(settings)
+        if not self._flows:
+            raise InvalidError(
+                f"app {self.name} does nothing yet: end a stream with .to_topic(topic) or .to_table(name)"
+            )
+        trigger = settings.pop("trigger", "1s")
+        if trigger == "once":
+            trigger, settings["until"] = "1s", "caught_up"
+        try:
+            trigger_ms = duration_ms(trigger)
+        except InvalidError as error:
+            raise InvalidError(f"trigger: {error}") from None
+        given = {name: settings.pop(name, None) for name in ("clock", "metrics", "progress")}
+        chosen = RunSettings(trigger_ms=trigger_ms, idle_after_ms=self.idle_after_ms, **settings)
+        setup = WorkerSetup(self.name, self.flows, self.log, self.state, self.storage, self.client)
+        return start_run(setup, _engine(engine), settings=chosen, begins=False, **given)
+
+    @property
+    def admin(self) -> AppAdmin:
+        """Status of the app, and changes to it while it does not run."""
+        from tidegate.pipeline.admin import AppAdmin
+
+        return AppAdmin(self.name, self.state, self.log, self.client)
 
     # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -484,16 +471,13 @@ def _is_same(known: Stream, stream: Stream) -> bool:
     )
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse unknown run settings, by name."""
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse unknown options of a run, by name."""
     from difflib import get_close_matches
 
-    from tidegate.pipeline.settings import RunSettings
-
-    more = [each.name for each in fields(RunSettings) if each.name not in ("trigger_ms", "idle_after_ms")]
-    known = [*more, "trigger", "metrics", "progress", "clock"]
-    for name in settings:
-        if name not in more:
+    known = list(RunOptions.__annotations__)
+    for name in options:
+        if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise InvalidError(f"a run has no setting {name!r}; {hint}")
@@ -503,11 +487,13 @@ def _engine(engine: Any) -> Engine | Callable[[Any], Engine] | None:
     """Return the engine for a session; None means local. Spark's engine is imported only when a session is given."""
     if engine is None or engine == LOCAL:
         return None
+    if engine == "spark":
+        engine = import_module("tidegate.spark.session").session()
     if type(engine).__module__.split(".")[0] == "pyspark":
         return lambda setup: import_module("tidegate.spark.engine").SparkEngine(engine, setup)
     if isinstance(engine, str):
-        raise InvalidError(f"engine {engine!r} is not known; give a SparkSession, or 'local'")
+        raise InvalidError(f"engine {engine!r} is not known; give a SparkSession, 'spark' or 'local'")
     if not callable(getattr(engine, "run", None)) and not callable(engine):
-        raise TypeError(f"{engine!r} is no engine; give a SparkSession, or 'local'")
+        raise TypeError(f"{engine!r} is no engine; give a SparkSession, 'spark' or 'local'")
     chosen: Engine = engine
     return chosen

@@ -312,10 +312,11 @@ class WindowedOperator(TaskOperator, ABC):
     @property
     def _least_judged(self) -> int:
         """Return the time at which the final windows close: above the floor where the grace became longer since."""
-        closed = self._state.progress.closed
+        closed: int = self._state.progress.closed
         if isinstance(self._kind, Unlimited) or closed in (NO_TIME, LATEST):
             return NO_TIME
-        return min(closed - self._kind.close_time(0), LATEST)
+        least: int = min(closed - self._kind.close_time(0), LATEST)
+        return least
 
     @property
     def _sends_updates(self) -> bool:
