@@ -258,13 +258,13 @@ def _number(bits: int, order: str, kind: Any = types.int64) -> tuple[Any, Any]:
 
     @lowered(load_number, lambda source, index: kind(source, types.int64))
     def generate_load(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        where = place(context, builder, signature.args[0], *arguments, size)
+        where = place(context, builder, signature.args[0], arguments[0], arguments[1], size)
         found = swapped(builder, builder.load(builder.bitcast(where, number.as_pointer()), align=1))
         return found if bits == 64 else builder.sext(found, ir.IntType(64))
 
     @lowered(store_number, lambda target, index, value: types.void(target, types.int64, kind))
     def generate_store(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        where = place(context, builder, signature.args[0], *arguments[:2], size)
+        where = place(context, builder, signature.args[0], arguments[0], arguments[1], size)
         value = arguments[2] if bits == 64 else builder.trunc(arguments[2], number)
         builder.store(swapped(builder, value), builder.bitcast(where, number.as_pointer()), align=1)
         return context.get_dummy_value()
@@ -450,9 +450,7 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """A function compiled for this one signature, or taken from the cache, at its first call."""
 
     def compiled(function: Callable[..., Any]) -> Any:
-        dispatcher: Any = njit(nogil=True, boundscheck=False, error_model="numpy", no_cfunc_wrapper=True)(
-            function
-        )
+        dispatcher: Any = njit(nogil=True, boundscheck=False, error_model="numpy")(function)
         dispatcher._cache = kernel_cache.KernelCache(
             function, stamp_of, lambda folder: _begin(dispatcher, folder)
         )
