@@ -64,7 +64,10 @@ def outcome(folder: Path, engine: Any, on_error: str, steps: str) -> Any:
     letters = app.dead_letters("totals")
     with app, app.open_table("totals") as table:
         rows = table.to_arrow().to_pylist()
-    stopped = [(each.partition, each.offset, each.reason, each.message) for each in summary.stopped]
+    stopped = [
+        (each.partition, each.offset, each.reason, each.message.replace(str(folder), ""))
+        for each in summary.stopped
+    ]
     return (
         summary.exit_code,
         stopped,
