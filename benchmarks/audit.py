@@ -26,7 +26,7 @@ import pyarrow as pa
 from _report import Report, demand, family_seconds, load_line
 from tidegate.integrity.audit import FullReport, Runner, audit
 from tidegate.integrity.certificates import digest_topic
-from tidegate.integrity.compare import compare
+from tidegate.integrity.compare import compare_topics
 from tidegate.integrity.digests import TopicAt
 from tidegate.integrity.sender import ChainLimits
 from tidegate.log.log import Log
@@ -93,7 +93,7 @@ def main() -> None:
         source = TopicAt(str(path), "orders")
         for what, used in (("here", None), ("on Spark, two cores", runner)):
             started = perf_counter()
-            demand(compare(source, source, runner=used).is_equal, "a topic differs from itself")
+            demand(compare_topics(source, source, runner=used).is_equal, "a topic differs from itself")
             both = 2 * sum(end - first for first, end in source.extents().values())
             report.figure(f"compare {what}", f"{both / (perf_counter() - started) / 1e6:.1f} M records/s")
         started = perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tidegate.integrity.columns import record_checksum
+from tidegate.integrity.columns import checksum_of
 from tidegate.integrity.header import ChecksumType, Stamp
 from tidegate.integrity.state import Manifest, Sent
 
@@ -61,8 +61,8 @@ def damaged_header(chance: random.Random, row: Any) -> Any:
 
 def data_after(streams: Any, end: Any) -> Any:
     """A data record that follows the end of its chain."""
-    crc = record_checksum(0, b"k", b"v")
-    stamp = end.stamp._replace(kind=0, control=255, flags=0, sequence=end.stamp.sequence + 1, crc=crc)
+    stamp = end.stamp._replace(kind=0, control=255, flags=0, sequence=end.stamp.sequence + 1)
+    stamp = stamp._replace(crc=checksum_of(stamp, b"k", b"v"))
     return streams.Row(stamp, b"k", b"v", time=end.time)
 
 

@@ -94,7 +94,7 @@ def test_a_promotion_in_the_middle_of_a_live_chain_goes_on_with_what_the_drainer
     assert leading.following.upstream.state == held, "a copy: the drainer's stays until it is told again"
     stage.settle(second)
     assert leading.following.upstream.state != held, "which it is when the live topic has fallen silent"
-    counts = leading.live_faults.counts
+    counts = leading.live_faults
     assert counts.faults == 0 and counts.verdicts[Verdict.OK] == 2 and rows(second) == {"alice": "2"}
 
 
@@ -156,6 +156,6 @@ def test_a_gap_in_the_live_topic_is_told_by_the_leader_and_nowhere_else(
         stage.write(live, bob="after the gap")
         stage.settle(first, second)
     assert rows(first) == rows(second) == {"alice": "1", "bob": "after the gap"}
-    assert first.serving.leading[0].live_faults.counts.verdicts[Verdict.MISSING] == 1
+    assert first.serving.leading[0].live_faults.verdicts[Verdict.MISSING] == 1
     assert first.status().partitions[0].faults == second.status().partitions[0].faults == 0
     assert "MISSING" in caplog.text and LIVE in caplog.text

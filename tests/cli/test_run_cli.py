@@ -63,6 +63,7 @@ def test_once_catches_up_and_ends_with_a_summary(shop: Path, capsys: pytest.Capt
     assert run(["run", "clicks:app", "--once", "--engine", "local"]) == 0
     summary = printed_json(capsys)
     assert (summary["records"], summary["caught_up"], summary["engine"]) == (3, True, "local")
+    assert {"read", "windows", "checkpoint"} <= set(summary["progress"]["timings_ms"])
     assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 0
     assert printed_json(capsys)["records"] == 0
 

@@ -150,7 +150,7 @@ def test_every_checksum_type_certifies_what_a_receiver_finds(kind: ChecksumType)
 )
 def test_swapped_values_inside_a_chain(row: str, kind: ChecksumType, last: Verdict) -> None:
     """Both records' own checksums are put right, as a program that rewrites headers would."""
-    from tidegate.integrity.columns import record_checksum
+    from tidegate.integrity.columns import checksum_of
 
     table = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
     chains = Chains(GUID, checksum_type=kind)
@@ -159,7 +159,7 @@ def test_swapped_values_inside_a_chain(row: str, kind: ChecksumType, last: Verdi
 
     def with_value(record: Arrived, value: bytes | None) -> Arrived:
         assert record.stamp is not None
-        crc = record_checksum(0, record.key, value)
+        crc = checksum_of(record.stamp, record.key, value)
         return record._replace(value=value, stamp=record.stamp._replace(crc=crc))
 
     swapped = [start, with_value(one, two.value), with_value(two, one.value), end]

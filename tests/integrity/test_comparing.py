@@ -13,7 +13,7 @@ import pytest
 
 from tidegate.cli.main import run
 from tidegate.integrity import compare as comparing
-from tidegate.integrity.compare import Comparison, Kind, compare, join_blocks, longest_rising
+from tidegate.integrity.compare import Comparison, Kind, compare_topics, join_blocks, longest_rising
 from tidegate.integrity.digests import Parts, TopicAt
 from tidegate.log.log import Log
 
@@ -68,7 +68,7 @@ def test_a_copy_is_proven_equal_though_its_offsets_differ(tmp_path: Path, runner
                 for start in range(0, len(content), 64):
                     keys, values = zip(*content[start : start + 64], strict=True)
                     writer.write(pa.table({"key": keys, "value": values}), partition=number)
-    found = compare(one, TopicAt(str(tmp_path / "b"), "orders"), runner=runner, smallest=50)
+    found = compare_topics(one, TopicAt(str(tmp_path / "b"), "orders"), runner=runner, smallest=50)
     assert found.is_equal and found.by == "partition"
     assert [each.records for each in found.partitions] == [(500, 500), (90, 90)]
 
@@ -93,7 +93,7 @@ def test_each_kind_of_difference_is_told(
 ) -> None:
     given = records(400)
     one, other = topic(tmp_path / "a", [given]), topic(tmp_path / "b", [change(given)])
-    found = compare(one, other, runner=runner, smallest=60)
+    found = compare_topics(one, other, runner=runner, smallest=60)
     assert kinds(found) == expected and not found.is_equal
     assert found.partitions[0].ranges
     example = found.partitions[0].examples[0]
@@ -105,7 +105,7 @@ def test_a_record_in_another_partition_moved(tmp_path: Path) -> None:
     left, right = records(200), records(200, 1000)
     one = topic(tmp_path / "a", [left, right])
     other = topic(tmp_path / "b", [left[:50] + left[51:], [*right[:20], left[50], *right[20:]]])
-    found = compare(one, other)
+    found = compare_topics(one, other)
     assert kinds(found) == {"moved": 1}
     (example,) = found.partitions[0].examples
     assert example.as_dict() == {
@@ -117,10 +117,10 @@ def test_other_numbers_of_partitions_are_compared_by_key(tmp_path: Path) -> None
     given = records(300)
     one = topic(tmp_path / "a", [given[:150], given[150:]])
     other = topic(tmp_path / "b", [given[::3], given[1::3], given[2::3]])
-    found = compare(one, other, runner=Inline(), smallest=40)
+    found = compare_topics(one, other, runner=Inline(), smallest=40)
     assert found.is_equal and found.by == "key" and found.partitions[0].records == (300, 300)
     third = topic(tmp_path / "c", [given[::3], given[1::3], [*given[2:299:3], (b"k0", b"else")]])
-    changed = compare(one, third)
+    changed = compare_topics(one, third)
     assert kinds(changed) in ({"changed": 1}, {"missing": 1, "extra": 1})
 
 
@@ -142,7 +142,7 @@ def test_random_edits_are_counted_as_sets_of_records_say(tmp_path: Path) -> None
                     chance.shuffle(part := copy[at : at + 5])
                     copy[at : at + 5] = part
         one, other = topic(tmp_path / f"a{number}", [given]), topic(tmp_path / f"b{number}", [copy])
-        found = compare(one, other, runner=Inline(), smallest=chance.choice([10, 33, 1000]))
+        found = compare_topics(one, other, runner=Inline(), smallest=chance.choice([10, 33, 1000]))
         assert found.is_equal == (given == copy)
         told = kinds(found)
         assert told.get("missing", 0) + told.get("changed", 0) == len(_left_over(given, copy))
@@ -176,7 +176,7 @@ def test_edits_of_few_different_records_are_counted_as_sets_of_records_say(
         one, other = topic(tmp_path / f"a{number}", [given]), topic(tmp_path / f"b{number}", [copy])
         lost, more = len(_left_over(given, copy)), len(_left_over(copy, given))
         for by, equal in (("partition", given == copy), ("key", not lost and not more)):
-            found = compare(one, other, by=by, smallest=chance.choice([10, 1000]))
+            found = compare_topics(one, other, by=by, smallest=chance.choice([10, 1000]))
             told = kinds(found)
             assert found.is_equal == equal
             assert told.get("missing", 0) + told.get("changed", 0) == lost
@@ -204,9 +204,9 @@ def test_what_counts_is_chosen(tmp_path: Path) -> None:
             with log.writer("orders") as writer:
                 writer.write(pa.Table.from_pylist(rows))
     one, other = (TopicAt(str(tmp_path / name), "orders") for name in "ab")
-    assert kinds(compare(one, other)) == {"changed": 1}
-    assert compare(one, other, parts=Parts.KEY | Parts.VALUE).is_equal
-    assert not compare(one, other, parts=Parts.KEY | Parts.VALUE | Parts.TIMESTAMP).is_equal
+    assert kinds(compare_topics(one, other)) == {"changed": 1}
+    assert compare_topics(one, other, parts=Parts.KEY | Parts.VALUE).is_equal
+    assert not compare_topics(one, other, parts=Parts.KEY | Parts.VALUE | Parts.TIMESTAMP).is_equal
 
 
 def test_blocks_do_not_depend_on_ranges(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_what_differed_when_it_was_read_is_not_called_equal_because_it_changed_s
     one = topic(tmp_path / "a", [records(200)])
     topic(tmp_path / "b", [[*records(120), (b"k1", b"other"), *records(79, 121)]])
     other = Meddling(str(tmp_path / "b"), "orders")
-    found = compare(one, other, by=by)
+    found = compare_topics(one, other, by=by)
     assert reads == [other.url] * 2, "the second read saw the same records as side A"
     assert not found.is_equal
     (part,) = found.partitions
@@ -285,7 +285,7 @@ def test_a_stretch_that_is_too_long_is_told_as_a_range_and_not_read(
         return side
 
     monkeypatch.setattr(comparing.Side, "read", watched)
-    found = compare(one, other, by=by)
+    found = compare_topics(one, other, by=by)
     (part,) = found.partitions
     assert not found.is_equal and part.untold and sum(sizes) <= 100
     if by == "partition":

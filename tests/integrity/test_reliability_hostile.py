@@ -114,7 +114,7 @@ def attack(streams: Any, seed: str, count: int) -> Counter[Verdict]:
         for number in (0, 2):
             assert replicas[number].error is None and stored[number] == 6
             assert replicas[number].drainer.state.phase is Phase.PUSHED
-            assert replicas[number].faults.counts.faults == 0
+            assert replicas[number].faults.faults == 0
         state = replicas[1].drainer.state
         assert len(state.producers) <= CAP
         assert decode_state(encode_state(state)) == state
@@ -245,7 +245,7 @@ def test_ten_minutes_of_new_producers_leave_a_bounded_state_and_the_others_alone
             "whoever is forgotten speaks again, and is no fault"
         )
         replica.drain(flood(first + len(rows), each_minute, now_ms, ends=ends), now_ms, lambda *_: None)
-        faults += replica.faults.counts.faults
+        faults += replica.faults.faults
         saved = replica.checkpoint(now_ms=now_ms)
         assert saved is not None
         state = replica.drainer.state

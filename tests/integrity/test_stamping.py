@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.columns import field_sum, record_checksum, source_of, stamp_rows
+from tidegate.integrity.columns import checksum_of, field_sum, source_of, stamp_rows
 from tidegate.integrity.header import HEADER_BYTES, ControlKey, Stamp
 from tidegate.kernels.integrity import HeaderArrays, measure_headers, merge_headers, stamp_records
 from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE
@@ -44,8 +44,8 @@ def source(rows: list[tuple[object, ...]], *, headers: bool = True):  # type: ig
 
 def twin(number: int, key: bytes | None, value: bytes | None) -> Stamp:
     kind = 1 if value is None else 0
-    crc = record_checksum(kind, key, value)
-    return FIRST._replace(kind=kind, sequence=FIRST.sequence + number, crc=crc)
+    stamp = FIRST._replace(kind=kind, sequence=FIRST.sequence + number)
+    return stamp._replace(crc=checksum_of(stamp, key, value))
 
 
 @settings(max_examples=200, deadline=None)

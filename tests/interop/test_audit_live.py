@@ -11,7 +11,7 @@ from kafka_broker import Broker
 
 from tidegate.integrity.audit import NOT_SHOWN, audit, audit_broker
 from tidegate.integrity.certificates import certify_topic, check_certificate
-from tidegate.integrity.compare import compare
+from tidegate.integrity.compare import compare_topics
 from tidegate.integrity.digests import TopicAt
 from tidegate.integrity.sender import ChainLimits
 from tidegate.log.log import Log, open_log
@@ -72,8 +72,8 @@ def test_a_cluster_is_audited_compared_and_certified(
     assert short.metadata == audit_broker(url, "audited-short", now_ms=NOW).metadata
     assert short.metadata is not None and short.metadata.faults == 1
     ours, theirs = TopicAt(str(tmp_path / "log"), "audited"), TopicAt(url, "audited")
-    assert compare(ours, theirs).is_equal
-    found = compare(ours, TopicAt(url, "audited-short"))
+    assert compare_topics(ours, theirs).is_equal
+    found = compare_topics(ours, TopicAt(url, "audited-short"))
     assert {kind.value: count for kind, count in found.counts.items()} == {"missing": 1}
     made = certify_topic(str(tmp_path / "log"), "audited", now_ms=NOW)
     assert [each.verdict for each in check_certificate(made, url)] == ["proven"]

@@ -9,19 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH, alive, columns
 from tidegate.kernels import run_merge, stream_time
 from tidegate.kernels.windows import note_in_order, note_records, rise_by_one
-
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
-
-
-def alive(kernel: Any, life: str) -> Any:
-    return kernel if life == "compiled" else kernel.py_func
-
-
-def columns(values: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    bounds = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return np.frombuffer(b"".join(values), np.uint8), bounds
 
 
 @BOTH

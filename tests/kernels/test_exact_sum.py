@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH, alive
 from tidegate.kernels import aggregates as kernels
 from tidegate.kernels import aggregates as narrow
 from tidegate.kernels.aggregates import NO_POSITION, UNITS
 
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 NO_BYTES = np.empty(0, np.uint8)
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -33,11 +33,6 @@ edges = st.sampled_from(
     ]
 )
 values = st.lists(finite | edges | st.floats(-1e6, 1e6), max_size=40)
-
-
-def alive(name: str, life: str) -> Any:
-    kernel = getattr(kernels, name)
-    return kernel if life == "compiled" else kernel.py_func
 
 
 def twin_bytes(numbers: list[float]) -> bytes | None:
@@ -77,11 +72,11 @@ def write(life: str, count: int, span: Any, add: Any) -> list[bytes | None]:
     )
     span(lows, highs, flags)
     places, bounds = np.empty(count + 1, np.int64), np.empty(count + 1, np.int32)
-    limbs = np.zeros(alive("lay_out", life)(lows, highs, flags, places), np.int64)
+    limbs = np.zeros(alive(kernels.lay_out, life)(lows, highs, flags, places), np.int64)
     add(lows, places, limbs)
-    size = alive("settle", life)(limbs, lows, flags, places, bounds)
+    size = alive(kernels.settle, life)(limbs, lows, flags, places, bounds)
     data, valid = np.empty(size, np.uint8), np.zeros((count + 7) // 8, np.uint8)
-    alive("write_sums", life)(limbs, lows, flags, places, bounds, data, valid)
+    alive(kernels.write_sums, life)(limbs, lows, flags, places, bounds, data, valid)
     written = [bytes(data[bounds[i] : bounds[i + 1]]) for i in range(count)]
     return [written[i] if valid[i >> 3] >> (i & 7) & 1 else None for i in range(count)]
 
@@ -91,20 +86,20 @@ def summed(life: str, numbers: list[float], groups: list[int], count: int) -> li
     return write(
         life,
         count,
-        lambda *arrays: alive("span_doubles", life)(bits, NO_BYTES, 0, into, *arrays),
-        lambda *arrays: alive("add_doubles", life)(bits, NO_BYTES, 0, into, *arrays),
+        lambda *arrays: alive(kernels.span_doubles, life)(bits, NO_BYTES, 0, into, *arrays),
+        lambda *arrays: alive(kernels.add_doubles, life)(bits, NO_BYTES, 0, into, *arrays),
     )
 
 
 def merged(life: str, sums: list[bytes | None], groups: list[int], count: int) -> list[bytes | None]:
     parts = columns(sums)
     into = np.array(groups, np.int32)
-    assert alive("count_malformed", life)(*parts) == 0
+    assert alive(kernels.count_malformed, life)(*parts) == 0
     return write(
         life,
         count,
-        lambda *arrays: alive("span_sums", life)(*parts, into, *arrays),
-        lambda *arrays: alive("add_sums", life)(*parts, into, *arrays),
+        lambda *arrays: alive(kernels.span_sums, life)(*parts, into, *arrays),
+        lambda *arrays: alive(kernels.add_sums, life)(*parts, into, *arrays),
     )
 
 
@@ -116,7 +111,7 @@ def columns(sums: list[bytes | None]) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def rounded(life: str, sums: list[bytes | None]) -> list[float]:
     results = np.empty(len(sums), np.uint64)
-    alive("round_sums", life)(*columns(sums), 0, results)
+    alive(kernels.round_sums, life)(*columns(sums), 0, results)
     return results.view(np.float64).tolist()
 
 
@@ -169,7 +164,7 @@ def test_special_values_follow_the_rule(life: str, numbers: list[float], expecte
 @BOTH
 @pytest.mark.parametrize("wrong", [b"", b"\0", b"\0\0\1", b"\x08\0", b"\0\x80\1\0\0\0"])
 def test_malformed_sums_are_counted(life: str, wrong: bytes) -> None:
-    assert alive("count_malformed", life)(*columns([twin_bytes([1.5]), wrong, None])) == 1
+    assert alive(kernels.count_malformed, life)(*columns([twin_bytes([1.5]), wrong, None])) == 1
 
 
 near = (
@@ -188,12 +183,12 @@ def test_sums_of_values_near_each_other_are_written_the_same_way(
     bits = np.array(numbers, np.float64).view(np.int64)
     valid = np.packbits([is_valid for _, _, is_valid in rows] or [True], bitorder="little")
     with np.errstate(over="ignore"):
-        low, high = near_alive("span_exponents", life)(bits, valid, 0)
+        low, high = alive(narrow.span_exponents, life)(bits, valid, 0)
         assert high - low + 53 + 6 + 1 <= narrow.MOST_BITS
         sums = np.zeros(10, np.uint64)
-        near_alive("add_narrow", life)(bits, valid, 0, into, low if high else 1, sums)
+        alive(narrow.add_narrow, life)(bits, valid, 0, into, low if high else 1, sums)
         bounds, data, known = np.empty(6, np.int32), np.empty(5 * 22, np.uint8), np.zeros(1, np.uint8)
-        size = near_alive("write_narrow", life)(sums, low if high else 1, bounds, data, known)
+        size = alive(narrow.write_narrow, life)(sums, low if high else 1, bounds, data, known)
     assert size == bounds[5]
     for group in range(5):
         own = [
@@ -203,8 +198,3 @@ def test_sums_of_values_near_each_other_are_written_the_same_way(
         ]
         written = bytes(data[bounds[group] : bounds[group + 1]])
         assert (written if known[0] >> group & 1 else None) == twin_bytes(own)
-
-
-def near_alive(name: str, life: str) -> Any:
-    kernel = getattr(narrow, name)
-    return kernel if life == "compiled" else kernel.py_func

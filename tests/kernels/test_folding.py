@@ -9,15 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH, alive
 from tidegate.kernels.aggregates import add_numbers, add_wide, count_rows, pick_rows
 
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 GROUPS = 3
 INT64 = st.integers(-(2**63), 2**63 - 1)
-
-
-def alive(kernel: Any, life: str) -> Any:
-    return kernel if life == "compiled" else kernel.py_func
 
 
 def bitmap(valid: list[bool], start: int) -> np.ndarray:

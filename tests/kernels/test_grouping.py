@@ -11,6 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH, alive, columns, int32s
 from tidegate.kernels.sorting import (
     arrange_rows,
     mark_identities,
@@ -20,20 +21,7 @@ from tidegate.kernels.sorting import (
     sort_cursors,
 )
 
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 WIDTH = 10
-
-
-def alive(kernel: Any, life: str) -> Any:
-    return kernel if life == "compiled" else kernel.py_func
-
-
-def int32s(numbers: list[int]) -> np.ndarray:
-    return np.array(numbers, np.int32)
-
-
-def columns(keys: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    return np.frombuffer(b"".join(keys), np.uint8), int32s(np.cumsum([0, *map(len, keys)]).tolist())
 
 
 a_key = st.binary(max_size=3) | st.sampled_from(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH
 from tidegate.kernels.windows import list_hops, reach_of_hops
 
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 LATEST = 2**63 - 1
 NONE = np.empty(0, np.int64)
 KEYS = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH, alive, columns, int32s
 from tidegate.kernels.run_merge import (
     choose_lines,
     copy_keys,
@@ -16,24 +16,10 @@ from tidegate.kernels.run_merge import (
     expand_lines,
     gather_words,
     join_lines,
-    measure_lines,
+    measure_keys,
     merge_lines,
     settle_keys,
 )
-
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
-
-
-def alive(kernel: Any, life: str) -> Any:
-    return kernel if life == "compiled" else kernel.py_func
-
-
-def int32s(numbers: list[int]) -> np.ndarray:
-    return np.array(numbers, np.int32)
-
-
-def columns(keys: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    return np.frombuffer(b"".join(keys), np.uint8), int32s(np.cumsum([0, *map(len, keys)]).tolist())
 
 
 def weak(key: bytes) -> int:
@@ -120,13 +106,11 @@ def test_lines_are_chosen_by_hash_and_expanded_to_rows(
 def test_keys_and_words_are_copied_from_their_lines(life: str, keys: list[bytes], data: Any) -> None:
     lines = data.draw(st.lists(st.integers(0, len(keys) - 1), max_size=20))
     content, bounds = columns(keys)
-    hashes = np.arange(len(keys), dtype=np.uint64) * np.uint64(7)
-    out_hashes, out_bounds = np.empty(len(lines), np.uint64), np.empty(len(lines) + 1, np.int32)
-    size = alive(measure_lines, life)(int32s(lines), hashes, bounds, out_hashes, out_bounds)
+    out_bounds = np.empty(len(lines) + 1, np.int32)
+    size = alive(measure_keys, life)(int32s(lines), bounds, out_bounds)
     out = np.empty(size, np.uint8)
     alive(copy_keys, life)(int32s(lines), content, bounds, out_bounds, out)
     assert bytes(out) == b"".join(keys[line] for line in lines)
-    assert out_hashes.tolist() == [7 * line for line in lines]
     into = np.empty(len(lines), np.int64)
     alive(gather_words, life)(np.arange(len(keys)) - 3, int32s(lines), into)
     assert into.tolist() == [line - 3 for line in lines]

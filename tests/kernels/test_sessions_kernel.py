@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH
 from tidegate.kernels.windows import NONE, merge_sessions
 
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 Found = list[tuple[int, int]]  # start, end
 
 

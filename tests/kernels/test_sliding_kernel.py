@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH
 from tidegate.kernels.windows import find_windows, list_nodes
 
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 LATEST = 2**63 - 1
 Event = tuple[int, int, int, bool]  # key, time, how much later than itself its first end is, whether new
 Window = tuple[int, int, frozenset[int]]  # key, end, events

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_lives import BOTH, alive
 from storage_oracles import keys_of_one_hash
 from tidegate.kernels.run_merge import match_runs
 from tidegate.kernels.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, advance_clocks
@@ -22,12 +22,7 @@ from tidegate.storage.spec import Merge, StoreSpec
 from tidegate.windows.kinds import Hopping
 from window_oracles import ms
 
-BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 NO_NUMBERS, NO_BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)
-
-
-def alive(kernel: Any, life: str) -> Any:
-    return kernel if life == "compiled" else kernel.py_func
 
 
 @st.composite

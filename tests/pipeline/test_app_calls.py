@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.errors import InvalidError
+from tidegate.pipeline.progress import Progress
 from tidegate.pipeline.settings import RunOptions, RunSettings
 
 
@@ -35,6 +37,13 @@ def test_a_run_triggered_once_ends_when_the_log_is_processed(tmp_path: Path) -> 
     app = written(tmp_path, [b'{"amount":1}'] * 3)
     summary = app.start("local", trigger="once").await_termination("60s")
     assert summary.caught_up and counted(app) == [3]
+
+
+def test_a_progress_report_as_a_dictionary_has_the_times_of_the_round(tmp_path: Path) -> None:
+    reports: list[Progress] = []
+    written(tmp_path, [b'{"amount":1}'] * 3).run("local", until="caught_up", progress=reports.append)
+    told = [asdict(each)["timings_ms"] for each in reports if each.timings_ms]
+    assert told and told == [dict(each.timings_ms) for each in reports if each.timings_ms]
 
 
 def test_wait_says_its_new_name(tmp_path: Path) -> None:

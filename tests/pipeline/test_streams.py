@@ -235,7 +235,7 @@ def test_an_app_without_flows_or_with_an_unknown_engine_does_not_start(app) -> N
     with pytest.raises(tg.InvalidError, match=r"end a stream with \.to"):
         app.start()
     orders(app).to_topic("a")
-    with pytest.raises(tg.InvalidError, match="SparkSession, or 'local'"):
+    with pytest.raises(tg.InvalidError, match="SparkSession, 'spark' or 'local'"):
         app.start("flink")
     with pytest.raises(TypeError, match="is no engine"):
         app.start(5)

@@ -152,7 +152,7 @@ def test_partitions_that_spark_sent_expire_producers_independently(
                 for number in (0, 1)
             ]
             assert table.get("alice") == "pushed" and table.get("zero") == "2"
-            assert [validations[number].replica.faults.counts.faults for number in (0, 1)] == [0, 0]
+            assert [validations[number].replica.faults.faults for number in (0, 1)] == [0, 0]
     by_spark = [found[None][0] - {late.guid}, found[None][1]]
     assert sorted(map(len, by_spark)) == [1, 2], "the driver everywhere, a task where alice is"
     assert found["1h"][0] == {late.guid}

@@ -19,7 +19,7 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.integrity.audit import Cutting, audit
 from tidegate.integrity.certificates import certify_topic
-from tidegate.integrity.compare import compare
+from tidegate.integrity.compare import compare_topics
 from tidegate.integrity.digests import TopicAt
 from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.integrity.sender import ChainLimits
@@ -98,8 +98,8 @@ def test_comparisons_and_certificates_are_the_same(
 ) -> None:
     runner = SparkRunner(spark)
     one, other = (TopicAt(str(log), "orders") for log in logs[:2])
-    found = compare(one, other, runner=runner, smallest=300)
-    assert found.as_dict() == compare(one, other).as_dict() and not found.is_equal
+    found = compare_topics(one, other, runner=runner, smallest=300)
+    assert found.as_dict() == compare_topics(one, other).as_dict() and not found.is_equal
     assert certify_topic(str(logs[0]), "orders", now_ms=NOW, runner=runner) == certify_topic(
         str(logs[0]), "orders", now_ms=NOW
     )

@@ -35,10 +35,10 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import Bucket, Tenant
 from tidegate.storage.manifest import Token, reachable
-from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.reader import RangeRequest, Time
 from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.runs.run import Run
+from tidegate.storage.scratch import Scratch
 from tidegate.storage.spec import Cursor, Merge
 
 PATIENCE_S = 300

@@ -10,8 +10,8 @@ from maintenance_steps import dumping
 from threads import Beside
 from tidegate.errors import OverloadError
 from tidegate.storage.index import PlainState
-from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.reader import RangeRequest
+from tidegate.storage.scratch import Scratch
 from workers import TASK, Worker, readings, store
 
 ROWS = [(b"k%d" % number, 1000, number) for number in range(200)]

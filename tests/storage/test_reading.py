@@ -19,10 +19,10 @@ from tidegate.errors import InvalidError, OverloadError, TidegateError, Unavaila
 from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.lookup import span_of
-from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.reader import All, Bounds, RangeRequest, Time
 from tidegate.storage.runs.aggregates import Count, Max, Sum
 from tidegate.storage.runs.columns import hash_keys
+from tidegate.storage.scratch import Scratch
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
 EVENTS = StoreSpec(

@@ -9,8 +9,8 @@ import pytest
 from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import OverloadError
-from tidegate.storage.memory import scratch
-from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
+from tidegate.storage import scratch
+from tidegate.storage.scratch import Scratch, ScratchLimiter
 
 
 def limiter_of(clock: Clock | None = None, **changes: Any) -> ScratchLimiter:

@@ -16,9 +16,9 @@ from tidegate.storage.maintenance.retirement import BatchPins, BatchRetirementQu
 from tidegate.storage.memory.backlog import BacklogBudget
 from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import BaseRuns, WorkerMemoryPool, WriteBuffer
-from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.metrics import PREFIX, StorageStats
 from tidegate.storage.parts import TaskStorage
+from tidegate.storage.scratch import Scratch, ScratchLimiter
 from tidegate.storage.state import NamedValues
 from workers import TASK, Worker, readings, store
 

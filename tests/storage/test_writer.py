@@ -15,8 +15,8 @@ from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import PlainState, RunEntry, Tenant
-from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.runtime import WorkerStorageRuntime
+from tidegate.storage.scratch import Scratch
 from tidegate.storage.spec import EARLIEST, LATEST, Merge
 from tidegate.storage.state import BytesCodec
 from workers import TASK, Row, Worker, rows_batch, store

@@ -109,7 +109,7 @@ class ScalarValidator:
         ends_push = _is_control(observed, ControlType.END_OF_PUSH) and phase is not Phase.PUSHED
         if not ends_push or outcome.verdict is not Verdict.OK:
             return outcome
-        if compare_manifest(payload, self.producers.get) is None:
+        if not compare_manifest(payload, self.producers.get):
             return outcome
         return Outcome(Verdict.MISSING, Rule.M1, outcome.producer)
 

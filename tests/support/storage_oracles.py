@@ -39,7 +39,6 @@ from tidegate.storage.index import (
 )
 from tidegate.storage.maintenance.retirement import BatchPins
 from tidegate.storage.memory.key_lru import KeyLru
-from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.pack import NewPack, PackCache, write_packs
 from tidegate.storage.ranges import keyed_schema
 from tidegate.storage.reader import All, Bounds, RangeRequest, StorageReader
@@ -47,6 +46,7 @@ from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.columns import UInt64s, hash_keys
 from tidegate.storage.runs.merge import merge_runs, select_keys
 from tidegate.storage.runs.run import Run
+from tidegate.storage.scratch import Scratch, ScratchLimiter
 from tidegate.storage.spec import RESERVED, Merge, StoreSpec
 
 

@@ -18,10 +18,10 @@ from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, UnsupportedError
 from tidegate.storage import open_backend
 from tidegate.tables.factories import table as key_table
-from tidegate.tables.hybrid.status import replica_table
 from tidegate.tables.hybrid.table import HybridTable
 from tidegate.tables.table import Table
 from tidegate.tables.topic_table import open_committed
+from tidegate.tables.versions.catalog import replica_table
 from tidegate.tables.versions.reader import VersionedTable
 
 CALLS = ("get", "fetch", "scan", "changes", "explain", "late", "sql")

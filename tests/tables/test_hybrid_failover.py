@@ -70,7 +70,7 @@ def first_offset(stage: Stage) -> int:
 
 
 def live_counts(table: HybridTable) -> Any:
-    return table.serving.leading[0].live_faults.counts
+    return table.serving.leading[0].live_faults
 
 
 def send(stage: Stage, records: pa.RecordBatch) -> None:
@@ -368,7 +368,7 @@ def test_a_damaged_live_record_is_left_out_and_told(
     assert b"nobody sent this" not in copied and copied.count(b"dave sent") == 1
     leader, standby = first.status().partitions[0], second.status().partitions[0]
     assert leader.live_faults > 0 and standby.live_faults == leader.faults == standby.faults == 0
-    counts = first.serving.leading[0].live_faults.counts.verdicts
+    counts = first.serving.leading[0].live_faults.verdicts
     assert (counts[Verdict.MISSING], counts[Verdict.CORRUPT]) == ((1, 0) if lost else (0, 1))
     assert ("MISSING" if lost else "CORRUPT") in caplog.text and LIVE in caplog.text
     crash(first)  # and the next leader neither copies it nor tells it again

@@ -299,7 +299,7 @@ def test_partitions_expire_producers_independently(row: str, tmp_path: Path) -> 
         stage.write(slow, partition=0, zero="3")  # in the middle of a numbering that is forgotten
         table.catch_up()
         assert table.get("zero") == "3"
-        assert table._builder.validations[0].replica.faults.counts.faults == 0
+        assert table._builder.validations[0].replica.faults.faults == 0
     stage.close()
 
 

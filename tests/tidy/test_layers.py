@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -97,6 +99,52 @@ def test_imports_point_up_the_list_of_rooms(path: Path) -> None:
         if target not in MAY_IMPORT:  # a public name taken from the package itself
             continue
         assert target in MAY_IMPORT[here], f"{identify(path)}:{line}: {here} may not import {module}"
+
+
+def imported_at_start(path: Path) -> set[str]:
+    """The modules of tidegate that importing this one imports: not those that functions or types import."""
+    found: set[str] = set()
+    waiting = list(parsed(path).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tidegate"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+    return found & set(NAMES)
+
+
+NAMES = {
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in MODULES
+}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graphlib.TopologicalSorter(
+        {name: imported_at_start(path) - {name} for name, path in NAMES.items()}
+    ).prepare()
+
+
+def test_no_package_imports_its_neighbour_and_is_imported_by_it() -> None:
+    """Folders beside each other: `storage/runs` and `storage/memory`, `tables/versions` and `tables/hybrid`."""
+    graph: dict[str, set[str]] = {}
+    for name, path in NAMES.items():
+        for other in imported_at_start(path):
+            here, there = name.split(".")[:-1], other.split(".")[:-1]
+            common = sum(
+                1
+                for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(here, there, strict=False))
+            )
+            if common < min(len(here), len(there)):
+                graph.setdefault(".".join(here[: common + 1]), set()).add(".".join(there[: common + 1]))
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 # Modules and packages of the log, lowest first; each may import those before it. `Log` loads its writer, reader and

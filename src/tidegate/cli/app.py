@@ -14,7 +14,6 @@ an app runs, one status line is shown on stderr (`output.LiveLine`):
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import signal
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from tidegate.pipeline.admin import AppStatus, CommitInfo
     from tidegate.pipeline.definition.app import App
     from tidegate.pipeline.progress import Progress
-    from tidegate.pipeline.query import Run
+    from tidegate.pipeline.query import Run, Summary
 
 
 # -- the app that MODULE:app names -----------------------------------------------------------------
@@ -269,7 +268,7 @@ def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, *
     with LiveLine() as live:
 
         def show(progress: Progress) -> None:
-            live.tell(lambda: line(progress), lambda: dataclasses.asdict(progress))
+            live.tell(lambda: line(progress), lambda: _document(progress))
 
         run = app._opened(chosen, metrics=measured, progress=show, **settings)
         code = 0
@@ -293,8 +292,16 @@ def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, *
         if live.is_terminal:
             say(str(summary))
         else:
-            click.echo(to_json({**dataclasses.asdict(summary), "summary": str(summary)}))
+            click.echo(to_json({**_document(summary), "summary": str(summary)}))
     return code or int(summary.exit_code)
+
+
+def _document(told: Progress | Summary) -> dict[str, Any]:
+    """What is told as JSON has it. `dataclasses.asdict` would count the items of a Counter."""
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(told, str_keys=True, enc_hook=str)
+    return found
 
 
 def _end_now(run: Run, code: int) -> NoReturn:

@@ -79,7 +79,7 @@ def print_object(fields: Mapping[str, Any], *, format: str, stream: TextIO | Non
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """JSON, on one line unless it is indented; bytes become text, or `{"base64": …}` where they are not UTF-8."""
-    return visible(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain))
+    return visible(json.dumps(_plain(value), indent=indent, ensure_ascii=False))
 
 
 def visible(text: str) -> str:
@@ -360,9 +360,13 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not have, as something it has."""
+    """Only what JSON has; any key is text."""
     if isinstance(value, Mapping):
-        return dict(value)
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if not isinstance(value, bytes):
         return str(value)
     try:

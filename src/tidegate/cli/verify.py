@@ -382,7 +382,7 @@ def compare_topics(
     tidegate audit compare orders /mnt/mirror/orders
     tidegate audit compare kafka://old:9092/orders kafka://new:9092/orders --spark
     """
-    from tidegate.integrity.compare import compare
+    from tidegate.integrity.compare import compare_topics
     from tidegate.integrity.digests import Parts, TopicAt
 
     client = client_settings(command_config, command_properties)
@@ -395,7 +395,7 @@ def compare_topics(
     parts = Parts.KEY | Parts.VALUE
     parts |= (Parts.HEADERS if headers else Parts(0)) | (Parts.TIMESTAMP if timestamps else Parts(0))
     with parallel_runner(spark, master, jobs) as runner, Progress("comparing", total=0) as progress:
-        found = compare(
+        found = compare_topics(
             sides[0],
             sides[1],
             parts=parts,

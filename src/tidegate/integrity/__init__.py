@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tidegate.integrity.certificates import check_certificate, parse_certificate
     from tidegate.integrity.columns import IntegrityColumns, read_columns, without_control
-    from tidegate.integrity.compare import compare
+    from tidegate.integrity.compare import compare_topics
     from tidegate.integrity.control_records import Push, send_heartbeat, sorted_sender, stable_guid
     from tidegate.integrity.digests import TopicAt
     from tidegate.integrity.fault_injection import DamageKind, break_topic
@@ -25,43 +25,20 @@ if TYPE_CHECKING:
     from tidegate.integrity.verdicts import Finding, Tolerance, Verdict
 
 _HOMES = {
-    "AuditReport": "report",
-    "ChainLimits": "sender",
-    "ChainState": "sender",
-    "CheckpointCadence": "replica",
-    "DamageKind": "fault_injection",
-    "Finding": "verdicts",
-    "IntegrityColumns": "columns",
-    "Judged": "validator",
-    "Manifest": "state",
-    "OnError": "validator",
-    "PartitionState": "state",
-    "PartitionValidator": "validator",
-    "Push": "control_records",
-    "RangeSummary": "summary",
-    "Replica": "replica",
-    "Role": "replica",
-    "Sender": "sender",
-    "Sent": "state",
-    "Tolerance": "verdicts",
-    "TopicAt": "digests",
-    "ValidationRules": "validator",
-    "Verdict": "verdicts",
-    "audit_topic": "partition_audit",
-    "break_topic": "fault_injection",
-    "check_certificate": "certificates",
-    "compare": "compare",
-    "extend": "summary",
-    "merge": "summary",
-    "parse_certificate": "certificates",
-    "read_columns": "columns",
-    "restore_checkpoint": "state",
-    "send_heartbeat": "control_records",
-    "sorted_sender": "control_records",
-    "stable_guid": "control_records",
-    "summarise": "summary",
-    "take_checkpoint": "state",
-    "without_control": "columns",
+    "certificates": ("check_certificate", "parse_certificate"),
+    "columns": ("IntegrityColumns", "read_columns", "without_control"),
+    "control_records": ("Push", "send_heartbeat", "sorted_sender", "stable_guid"),
+    "compare": ("compare_topics",),
+    "digests": ("TopicAt",),
+    "fault_injection": ("DamageKind", "break_topic"),
+    "partition_audit": ("audit_topic",),
+    "replica": ("CheckpointCadence", "Replica", "Role"),
+    "report": ("AuditReport",),
+    "sender": ("ChainLimits", "ChainState", "Sender"),
+    "state": ("Manifest", "PartitionState", "Sent", "restore_checkpoint", "take_checkpoint"),
+    "summary": ("RangeSummary", "extend", "merge", "summarise"),
+    "validator": ("Judged", "OnError", "PartitionValidator", "ValidationRules"),
+    "verdicts": ("Finding", "Tolerance", "Verdict"),
 }
 
 __all__ = [
@@ -90,7 +67,7 @@ __all__ = [
     "audit_topic",
     "break_topic",
     "check_certificate",
-    "compare",
+    "compare_topics",
     "extend",
     "merge",
     "parse_certificate",
@@ -106,7 +83,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'tidegate.integrity' has no attribute {name!r}")
     value = getattr(import_module(f"tidegate.integrity.{home}"), name)

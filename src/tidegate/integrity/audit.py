@@ -1,8 +1,4 @@
-"""Audit a topic, a log folder or a topic of a Kafka cluster: in one process, several, or on Spark.
-
-Folders and topics
-------------------
-The audit of a topic or folder: in one pass in this process, or in ranges over processes or a Spark cluster.
+"""Audit a topic, a log folder or a topic of a Kafka cluster: in one pass, in several processes, or on Spark.
 
 Owns the choice of partitions, how they are cut, and the order of steps; `partition_audit` reads, a `Runner` provides
 the workers. Both ways give the same `FullReport`, down to the last finding (P1 of `partition_audit`).
@@ -10,54 +6,32 @@ the workers. Both ways give the same `FullReport`, down to the last finding (P1 
     audit(where, log=…)                         one pass, in this process
     audit(where, log=…, runner=Processes(4))    the same in ranges
 
-Files are opened by path: workers must see the same folder at the same place.
+Files are opened by path: workers must see the same folder at the same place. A broker returns records and offset
+bounds, but not its files; the report of a cluster's topic says what was not checked (`NOT_SHOWN`). Offsets of
+transaction markers and of compacted records are not returned, so a skipped offset proves nothing there.
 
 Thread rule: one thread; a runner's workers are its own business.
-
-Topics of a cluster
--------------------
-The audit of a topic of a Kafka cluster through the consumer API: producers' metadata, and offsets.
-
-A broker returns records and offset bounds, but not its files: segments, indexes, snapshots, seals, producer ids and
-sequences cannot be checked. The client checks the CRC of every batch it fetches and stops at a wrong one. The report
-states this (`NOT_SHOWN`). Offsets of transaction markers and of compacted records are not returned, so a skipped offset
-proves nothing here.
-
-The ranges of a partition are offset ranges; the rest is as in `partition_audit`, and the report is the same for any
-number of workers.
-
-Thread rule: values and pure functions around a reader.
-
-Processes
----------
-A `Runner` with worker processes on this machine, for audits without Spark.
-
-One process is started per worker and takes one item after the other; results are returned as they are ready. An error
-of a worker is raised here, and no further item is started.
-
-Thread rule: one thread.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.files import Files
-from tidegate.integrity.digests import ReadOrder, TopicAt
+from tidegate.integrity.digests import ReadOrder, TopicAt, cut
 from tidegate.integrity.partition_audit import (
     JudgingTap,
+    MetadataPlan,
     PartitionPlan,
     RangeOutcome,
     RangeTask,
@@ -71,9 +45,8 @@ from tidegate.integrity.partition_audit import (
     rules_of,
     tolerance_by_settings,
 )
-from tidegate.integrity.report import AuditReport, PartitionAudit, add_findings, add_findings_at
+from tidegate.integrity.report import AuditReport, PartitionAudit, add_findings, segments_of
 from tidegate.integrity.state import PartitionState
-from tidegate.integrity.validator import ValidationRules
 from tidegate.log.catalog import TopicPartition
 from tidegate.log.format.partition_files import LOG, offset_file
 from tidegate.log.kafka.log import KafkaLog
@@ -87,7 +60,7 @@ from tidegate.log.verify.verify import Audit, PartitionReport, Progress, Report,
 SMALLEST_RANGE: Final = 8 << 20
 LARGEST_RANGE: Final = 512 << 20
 RANGES_FOR_EACH: Final = 8  # so that one slow range does not keep the others waiting
-_LAST: Final = 2**63 - 1
+LAST: Final = 2**63 - 1
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -100,6 +73,13 @@ class Runner(Protocol):
     def run(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         """Yield the results as they are ready, in any order; raises a worker's error."""
         ...
+
+
+def run_ranges(
+    runner: Runner | None, work: Callable[[Item], Result], items: Sequence[Item]
+) -> Iterable[Result]:
+    """The results of all items, by the runner or, without one, here."""
+    return map(work, items) if runner is None else runner.run(work, items)
 
 
 @dataclass(slots=True)
@@ -172,9 +152,9 @@ def audit_here(
     audit: PartitionAudit | None = None
     tap: JudgingTap | None = None
     if deep:
-        audit, rules, first, end = plan_metadata(target, files=files)
-        if rules is not None:
-            tap = JudgingTap(audit, rules, now_ms, first=first, end=end)
+        audit, metadata = plan_metadata(target, now_ms)
+        if metadata is not None:
+            tap = JudgingTap(metadata, audit)
     native = Audit(partition, files, deep, progress, tap=tap)
     try:
         native.run()
@@ -190,7 +170,9 @@ def audit_here(
 def _add(report: FullReport, partition: PartitionReport, audit: PartitionAudit | None, files: Files) -> None:
     if audit is not None and report.metadata is not None:
         report.metadata.partitions.append(audit)
-        add_findings(audit, partition.target.folder, partition.findings, files=files)
+        if audit.total.records:
+            names = files.list(partition.target.folder)
+            add_findings(audit, segments_of(partition.target.folder, names), partition.findings)
 
 
 # -- in ranges -------------------------------------------------------------------------------------
@@ -203,25 +185,21 @@ def _plans(
     wanted = math.ceil(total / max(1, cutting.workers * RANGES_FOR_EACH))
     chunk = min(max(wanted, cutting.smallest), LARGEST_RANGE)
     return [
-        plan_partition(number, target, chunk, cutting, files=files, deep=deep, now_ms=now_ms)
-        for number, target in enumerate(targets)
+        _plan(number, target, chunk, cutting, files, deep, now_ms) for number, target in enumerate(targets)
     ]
 
 
-def plan_partition(
+def _plan(
     number: int,
     target: PartitionTarget,
     chunk: int,
     cutting: Cutting,
-    *,
     files: Files,
     deep: bool,
     now_ms: int,
 ) -> PartitionPlan:
     """Plan the ranges of one partition, about `chunk` bytes each; a compacted one is read as a whole."""
-    audit, rules, first, end = None, None, 0, 0
-    if deep:
-        audit, rules, first, end = plan_metadata(target, files=files)
+    audit, metadata = plan_metadata(target, now_ms) if deep else (None, None)
     whole = target.compaction is Compaction.YES and cutting.cuts is None
     groups: list[tuple[list[RangeOrder], int]] = [([], 0)]
     for order, size in _orders(target, chunk, cutting, files, deep=deep, whole=whole):
@@ -230,15 +208,12 @@ def plan_partition(
             groups.append(([order], size))
         else:
             groups[-1] = [*group, order], held + size
-    place = target.place
     tasks = tuple(
-        RangeTask(
-            (number, at), place.topic, place.partition, tuple(group), size, now_ms, rules, audit, first, end
-        )
+        RangeTask((number, at), tuple(group), size, metadata)
         for at, (group, size) in enumerate(groups)
         if group
     )
-    return PartitionPlan(target, tasks, now_ms, deep, rules, audit, first, end)
+    return PartitionPlan(target, deep, audit, metadata, tasks)
 
 
 def _orders(
@@ -261,7 +236,7 @@ def _orders(
             order = RangeOrder(
                 path,
                 base,
-                bases[at + 1] if at + 1 < len(bases) else _LAST,
+                bases[at + 1] if at + 1 < len(bases) else LAST,
                 at + 1 == len(bases),
                 target.acknowledged,
                 start,
@@ -281,7 +256,7 @@ def _audit_elsewhere(
     outcomes: dict[tuple[int, int], RangeOutcome] = {}
     tasks = [task for plan in plans for task in plan.tasks]
     # Longest first, so that all workers end together: first ranges are validated, which takes longer than a summary.
-    tasks.sort(key=lambda task: (not task.judges, -task.size_bytes))
+    tasks.sort(key=lambda task: (task.place[1] > 0, -task.size_bytes))
     for outcome in runner.run(audit_range, tasks):
         outcomes[outcome.place] = outcome
         if progress is not None:
@@ -331,18 +306,11 @@ SMALLEST_BROKER_RANGE: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class BrokerTask:
-    """A range of one partition and its validation settings; picklable."""
+    """A range of one partition; picklable."""
 
     place: tuple[int, int]
     order: ReadOrder
-    now_ms: int
-    rules: ValidationRules
-    audit: PartitionAudit
-
-    def tap(self, audit: PartitionAudit, state: PartitionState | None = None) -> JudgingTap:
-        return JudgingTap(
-            audit, self.rules, self.now_ms, first=self.order.start, end=self.order.stop, state=state
-        )
+    metadata: MetadataPlan
 
     def read(self, tap: JudgingTap | SummingTap) -> int:
         """Read the range into `tap`; returns the number of records."""
@@ -371,8 +339,7 @@ def audit_broker(
     plans = _broker_plans(TopicAt(url, topic, client or {}), now_ms, runner, smallest)
     found: dict[tuple[int, int], RangeOutcome] = {}
     ranges = [each for _, plan in plans for each in plan]
-    outcomes = map(audit_broker_range, ranges) if runner is None else runner.run(audit_broker_range, ranges)
-    for outcome in outcomes:
+    for outcome in run_ranges(runner, audit_broker_range, ranges):
         found[outcome.place] = outcome
         if progress is not None:
             progress(0, outcome.records, outcome.faults)
@@ -383,7 +350,7 @@ def audit_broker(
         partition.first_offset, partition.next_offset = target.log_start, target.acknowledged
         report.native.partitions.append(partition)
         report.metadata.partitions.append(audit)
-        add_findings_at(audit, partial(_everywhere, target.folder), partition.findings)
+        add_findings(audit, segments_of(target.folder, ()), partition.findings)
     return report
 
 
@@ -399,7 +366,7 @@ def audit_broker_partition(
     first, end = log.bounds(audit.topic, [number])[number]
     tolerance, audit.compaction = tolerance_by_settings(log.describe(audit.topic).config)
     audit.log_start = first
-    tap = JudgingTap(audit, rules_of(audit, tolerance), now_ms, first=first, end=end)
+    tap = JudgingTap(MetadataPlan(audit, rules_of(audit, tolerance), now_ms, first, end), audit)
     with log.reader(
         audit.topic, [number], start={number: first}, stop={number: end}, control_records=True
     ) as reader:
@@ -411,19 +378,15 @@ def audit_broker_partition(
     tap.finish()
 
 
-def _everywhere(path: Path, _offset: int) -> Path:
-    return path
-
-
 def audit_broker_range(task: BrokerTask) -> RangeOutcome:
     """Read and summarise, or validate, a range."""
     outcome = RangeOutcome(task.place)
     if task.place[1] == 0:
-        tap = task.tap(deepcopy(task.audit))
+        tap = JudgingTap(task.metadata, deepcopy(task.metadata.audit))
         outcome.records = task.read(tap)
         outcome.judged, outcome.faults = (tap.audit, tap.state), tap.audit.total.faults
         return outcome
-    summing = SummingTap(task.order.start, task.order.stop)
+    summing = SummingTap(task.metadata)
     outcome.records = task.read(summing)
     outcome.summary = summing.summary
     return outcome
@@ -432,45 +395,37 @@ def audit_broker_range(task: BrokerTask) -> RangeOutcome:
 def _broker_plans(
     source: TopicAt, now_ms: int, runner: Runner | None, smallest: int
 ) -> list[tuple[PartitionTarget, list[BrokerTask]]]:
-    topic = source.topic
     with open_log(source.url, client=source.client) as log:
-        description = log.describe(topic)
-        with log.reader(topic) as reader:
-            starts, ends = reader.start_offsets(), reader.end_offsets()  # type: ignore[union-attr]
-    config = description.config
-    policy = ",".join(sorted(config.cleanup_policy))
+        config = log.describe(source.topic).config
+    compaction = Compaction.YES if config.compacts else Compaction.NO
+    policy = f"the topic's cleanup.policy={','.join(sorted(config.cleanup_policy))}"
     tolerance, why = tolerance_by_settings(config)
-    total = sum(max(0, ends[number] - starts[number]) for number in starts)
-    pieces = 1 if runner is None else runner.workers * RANGES_FOR_EACH
-    chunk = max(smallest, -(-total // pieces))
+    extents = source.extents()
+    pieces = 1 if runner is None or config.compacts else runner.workers * RANGES_FOR_EACH
+    orders = cut(source, extents, pieces, smallest=smallest if pieces > 1 else LAST)
     plans = []
-    for at, number in enumerate(sorted(starts)):
-        first, end = starts[number], ends[number]
-        compaction = Compaction.YES if config.compacts else Compaction.NO
-        place = TopicPartition(topic, number)
-        target = PartitionTarget(
-            Path(f"{topic}-{number}"), place, compaction, f"the topic's cleanup.policy={policy}", first, end
+    for at, (number, (first, end)) in enumerate(extents.items()):
+        place = TopicPartition(source.topic, number)
+        folder = Path(f"{source.topic}-{number}")
+        audit = PartitionAudit(source.topic, number, compaction=why, log_start=first)
+        metadata = MetadataPlan(audit, rules_of(audit, tolerance), now_ms, first, end)
+        mine = [order for order in orders if order.partition == number]
+        plans.append(
+            (
+                PartitionTarget(folder, place, compaction, policy, first, end),
+                [BrokerTask((at, order.number), order, metadata) for order in mine],
+            )
         )
-        audit = PartitionAudit(topic, number, compaction=why, log_start=first)
-        rules = rules_of(audit, tolerance)
-        step = max(1, end - first) if runner is None or config.compacts else chunk
-        edges = [*range(first, end, step), end] if end > first else [first, end]
-        orders = [
-            ReadOrder(source, number, n, start, stop)
-            for n, (start, stop) in enumerate(itertools.pairwise(edges))
-        ]
-        tasks = [BrokerTask((at, order.number), order, now_ms, rules, audit) for order in orders]
-        plans.append((target, tasks))
     return plans
 
 
 def _fold_broker_ranges(plan: Sequence[BrokerTask], outcomes: Sequence[RangeOutcome]) -> PartitionAudit:
     def read(number: int, audit: PartitionAudit, state: PartitionState) -> PartitionState:
-        tap = plan[number].tap(audit, state)
+        tap = JudgingTap(plan[number].metadata, audit, state)
         plan[number].read(tap)
         return tap.state
 
-    return fold_metadata(plan[0].audit, plan[0].rules, outcomes, read)
+    return fold_metadata(plan[0].metadata, outcomes, read)
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -1,26 +1,15 @@
 """Certificates: a small document that states which records a log held, and its check against a log.
 
-Certificates
-------------
-A document with digests of the records that were read, and the check that a log still has them.
-
-Owns the document (`docs/reference/certificates.md` has its layout), its canonical form and digest, and the check
-against a log. The caller chooses the ranges: of a topic, a round of an app, or a version of a table.
-
-Every partition's range is cut into blocks at multiples of `block` offsets, each with its own digest (`digests`). A
-check names the blocks that differ, and still checks the remaining blocks when the head has aged out.
+Owns the document (`docs/reference/certificates.md` has its layout), its canonical form and digest, and the check. The
+caller chooses the ranges: of a topic, a round of an app, or a version of a table. `certify_topic` audits a topic first
+and includes the result. A range is cut into blocks at multiples of `block` offsets, each with its own digest
+(`digests`): a check names the blocks that differ, and checks the others when the head has aged out.
 
 C1  the canonical form is JSON with sorted keys, no spaces, ASCII only and no fractions; `digest` is SHA-256 of it, with
     the members `digest` and `signature` left out. A document with another digest is refused.
 C2  a check never calls a block proven that it did not read whole.
 
 Thread rule: values and pure functions around readers.
-
-Certificates of topics
-----------------------
-The certificate of a topic: an audit first, whose result it includes, then the digests.
-
-Thread rule: one thread; a runner manages its own workers.
 """
 
 from __future__ import annotations
@@ -38,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.audit import Runner, audit, audit_broker
+from tidegate.integrity.audit import Runner, audit, audit_broker, run_ranges
 from tidegate.integrity.digests import ALL, Digest, ReadOrder, TopicAt, cut, digest_blocks, hashes_of
 from tidegate.integrity.report import AuditReport
 from tidegate.integrity.summary import RangeSummary, extend, merge
@@ -89,8 +78,7 @@ def digest_topic(
     """The blocks and runs of every partition, over the given offsets."""
     pieces = 1 if runner is None else 4 * runner.workers
     orders = cut(source, extents, pieces, smallest=_SMALLEST_RANGE, align=block)
-    work = partial(digest_range, block)
-    results = map(work, orders) if runner is None else runner.run(work, orders)
+    results = run_ranges(runner, partial(digest_range, block), orders)
     whole = {partition: RangeDigest(partition, 0) for partition in extents}
     for part in sorted(results, key=lambda each: (each.partition, each.number)):
         into = whole[part.partition]

@@ -1,12 +1,7 @@
 """Read, check and write the integrity metadata of whole Arrow batches.
 
-Reading metadata
-----------------
-Convert a headers column into one metadata row per record.
-
-Owns the vectorised decoding of `header`. `read_columns(batch.column("headers"))` returns `IntegrityColumns`, whose
-structured rows are the input of the validating kernel. Header contents never raise: a record without `div` is
-UNMANAGED; one is MALFORMED when
+`read_columns(batch.column("headers"))` returns `IntegrityColumns`, the input of the validating kernel. Header contents
+never raise: a record without `div` is UNMANAGED; one is MALFORMED when
 
 - it has several `div` headers, or one that is null, not 40 bytes, or of another version;
 - its chain or sequence is negative, or it names a control type without being a control record;
@@ -15,51 +10,33 @@ UNMANAGED; one is MALFORMED when
 
 Kinds and control types this release does not know are left to the validator (UNSUPPORTED).
 
-Thread rule: values and pure functions; the kernels run without the interpreter lock.
-
-Checksums
----------
-What the checksums of records and chains cover.
-
-A record's checksum is the CRC-32 (IEEE, zlib's) of (ints are big-endian, a null key has length -1):
+A record's checksum is the CRC-32 (IEEE, zlib's) of (ints are big-endian, a null key has length -1)
 
     kind i32 | key length i32 | key | schema i32, 0 | value      without schema and value if the value is null
 
-For a control record the nonce at the end of the key is left out, and the rest of the record follows, so that a change
-of any byte is detected:
+with `kind` from the header. For a data record whose flags say *headers only* (see `header`) there follows `flags i32 |
+producer's clock i64`. For a control record the nonce at the end of the key is left out, because attempts that share a
+GUID differ only in it, and there follows
 
     control type i32 | flags i32 | producer's clock i64 | `divc` length i32, -1 none | `divc`
 
-For a data record whose flags say *headers only* (see `header`) there follows
+The sequence rules check the producer's numbering. A chain's checksum is the sum over its records without the end,
+modulo 2^64: of the checksums above (ADHASH2), or of `field_sum`s (ADHASH), which cannot detect that two values were
+exchanged. NONE is always 0.
 
-    flags i32 | producer's clock i64
+`stamp_rows` builds the headers of rows to write: existing headers stay in front, an existing `div` or `divc` is
+replaced. `sender.Chains` assigns the numbers.
 
-`kind` is the one in the header, so that a changed kind is a wrong checksum. Not covered are the producer's numbering,
-which the sequence rules check, and the nonce, because attempts that share a GUID differ only in it and must have equal
-checksums.
-
-A chain's checksum is the sum over its records without the end, modulo 2^64: of the checksums above (ADHASH2), or of
-`field_sum`s (ADHASH), which cannot detect that two values were exchanged. NONE is always 0.
-
-Thread rule: pure functions; the kernels run without the interpreter lock.
-
-Writing metadata
-----------------
-Build a headers column with new metadata for the rows a sender writes.
-
-Owns the vectorised encoding of `header`: one kernel numbers, check-sums and writes 40 bytes per row. Existing headers
-of the rows stay in front of `div`; an existing `div` or `divc` is replaced. `sender.Chains` assigns the numbers.
-
-Thread rule: pure functions; the kernels run without the interpreter lock.
+Thread rule: values and pure functions; the kernels run without the interpreter lock.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -72,7 +49,8 @@ from tidegate.integrity.header import (
     HEADER_BYTES,
     HEADER_KEY,
     HEARTBEAT,
-    ChecksumType,
+    ORIGIN_HEADER_KEY,
+    ChainOrigin,
     ControlKey,
     RecordKind,
     Stamp,
@@ -98,6 +76,22 @@ _NO_BINARY: Final = pa.array([], pa.binary())
 _NO_TIMESTAMPS: Final = pa.array([], pa.int64())
 
 
+Number = TypeVar("Number", bound=np.generic)
+
+
+class _Field(Generic[Number]):
+    """A field of the rows, as an array."""
+
+    def __init__(self, _kind: type[Number]) -> None:
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, columns: IntegrityColumns, owner: type | None = None) -> NDArray[Number]:
+        return columns.rows[self._name]
+
+
 @dataclass(frozen=True, slots=True)
 class IntegrityColumns:
     """The metadata of a batch's records, in batch order; where a record is not MANAGED only `state` is valid."""
@@ -105,6 +99,16 @@ class IntegrityColumns:
     rows: NDArray[Any]
     """Contiguous rows of `STAMP_ROW`, the input of the kernels. `payload` is the index of `divc` among all the headers
     of the column, -1 without; `announced_type` is set by a start of chain, `certified…` by an end of chain."""
+    state = _Field(np.uint8)  # UNMANAGED, MANAGED or MALFORMED
+    kind = _Field(np.uint8)
+    control = _Field(np.uint8)
+    flags = _Field(np.uint8)
+    guid_high = _Field(np.uint64)
+    guid_low = _Field(np.uint64)
+    chain = _Field(np.int32)
+    sequence = _Field(np.int32)
+    timestamp = _Field(np.int64)
+    crc = _Field(np.uint32)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -112,47 +116,6 @@ class IntegrityColumns:
     def __getitem__(self, chosen: slice | NDArray[Any]) -> IntegrityColumns:
         """The chosen records; a slice shares memory."""
         return IntegrityColumns(self.rows[chosen])
-
-    @property
-    def state(self) -> NDArray[np.uint8]:
-        """UNMANAGED, MANAGED or MALFORMED."""
-        return self._field("state")
-
-    @property
-    def kind(self) -> NDArray[np.uint8]:
-        return self._field("kind")
-
-    @property
-    def control(self) -> NDArray[np.uint8]:
-        return self._field("control")
-
-    @property
-    def flags(self) -> NDArray[np.uint8]:
-        return self._field("flags")
-
-    @property
-    def guid_high(self) -> NDArray[np.uint64]:
-        return self._field("guid_high")
-
-    @property
-    def guid_low(self) -> NDArray[np.uint64]:
-        return self._field("guid_low")
-
-    @property
-    def chain(self) -> NDArray[np.int32]:
-        return self._field("chain")
-
-    @property
-    def sequence(self) -> NDArray[np.int32]:
-        return self._field("sequence")
-
-    @property
-    def timestamp(self) -> NDArray[np.int64]:
-        return self._field("timestamp")
-
-    @property
-    def crc(self) -> NDArray[np.uint32]:
-        return self._field("crc")
 
     @property
     def is_control(self) -> NDArray[np.bool_]:
@@ -183,9 +146,6 @@ class IntegrityColumns:
             timestamp=int(found["timestamp"]),
             crc=int(found["crc"]),
         )
-
-    def _field(self, name: str) -> NDArray[Any]:
-        return self.rows[name]
 
 
 def read_columns(headers: pa.ListArray | pa.ChunkedArray) -> IntegrityColumns:
@@ -265,26 +225,19 @@ _CONTROL: Final = struct.Struct(">iiq")
 _HEADERS_ONLY: Final = struct.Struct(">iq")
 
 
-def record_checksum(kind: int, key: bytes | None, value: bytes | None) -> int:
-    """The checksum of one data record, in a chain with control records."""
-    return zlib.crc32(_covered(kind, key, key, value))
-
-
-def control_checksum(stamp: Stamp, key: bytes | None, value: bytes | None, payload: bytes | None) -> int:
-    """The checksum of one control record; `payload` is its `divc`."""
-    covered = _covered(stamp.kind, key, None if key is None else key[:-NONCE_BYTES], value)
-    covered += _CONTROL.pack(stamp.control, stamp.flags, stamp.timestamp)
-    return zlib.crc32(covered + _length(payload) + (payload or b""))
-
-
-def checksum_of(stamp: Stamp, key: bytes | None, value: bytes | None, payload: bytes | None) -> int:
-    """The checksum a record with this stamp should have, for any kind."""
-    if stamp.kind == RecordKind.CONTROL:
-        return control_checksum(stamp, key, value, payload)
-    if stamp.is_headers_only:
-        covered = _covered(stamp.kind, key, key, value)
-        return zlib.crc32(covered + _HEADERS_ONLY.pack(stamp.flags, stamp.timestamp))
-    return record_checksum(stamp.kind, key, value)
+def checksum_of(stamp: Stamp, key: bytes | None, value: bytes | None, payload: bytes | None = None) -> int:
+    """The checksum a record with this stamp should have, for any kind; `payload` is a control record's `divc`."""
+    is_control = stamp.kind == RecordKind.CONTROL
+    kept = key[:-NONCE_BYTES] if is_control and key is not None else key
+    covered = _INT.pack(stamp.kind) + _length(key) + (kept or b"")
+    if value is not None:
+        covered += _SCHEMA + value
+    if is_control:
+        covered += _CONTROL.pack(stamp.control, stamp.flags, stamp.timestamp)
+        covered += _length(payload) + (payload or b"")
+    elif stamp.is_headers_only:
+        covered += _HEADERS_ONLY.pack(stamp.flags, stamp.timestamp)
+    return zlib.crc32(covered)
 
 
 def field_sum(stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
@@ -294,13 +247,6 @@ def field_sum(stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
         return kind + zlib.crc32(_INT.pack(stamp.control))
     total = kind + zlib.crc32(key or b"")
     return total if value is None else total + zlib.crc32(_SCHEMA) + zlib.crc32(value)
-
-
-def summand(checksum_type: int, stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
-    """The contribution of one record, other than an end of chain, to its chain's checksum."""
-    if checksum_type == ChecksumType.ADHASH2:
-        return stamp.crc
-    return field_sum(stamp, key, value) if checksum_type == ChecksumType.ADHASH else 0
 
 
 def computed_checksums(
@@ -333,11 +279,6 @@ def _require_own(batch: pa.RecordBatch, columns: IntegrityColumns, entries: int)
     """Raise unless the rows were read from this batch: kernels do not check bounds."""
     if batch.num_rows != len(columns) or int(columns.rows["payload"].max()) >= entries:
         raise InvalidError("the metadata was read from another batch; call read_columns on this one")
-
-
-def _covered(kind: int, key: bytes | None, kept: bytes | None, value: bytes | None) -> bytes:
-    covered = _INT.pack(kind) + _length(key) + (kept or b"")
-    return covered if value is None else covered + _SCHEMA + value
 
 
 def _length(field: bytes | None) -> bytes:
@@ -384,28 +325,29 @@ def stamp_rows(
     return Stamped(stop, _headers(source, start, stop, stamps), checksum % 2**64, used_bytes)
 
 
-def control_row(stamp: Stamp, *, nonce: int, payload: bytes | None, log_time_ms: int) -> RecordColumns:
-    """One control record ready to write; its stamp includes the checksum."""
+def control_row(
+    stamp: Stamp,
+    payload: bytes | None,
+    *,
+    nonce: int = 0,
+    key: bytes | None = None,
+    origin: ChainOrigin | None = None,
+) -> tuple[Stamp, RecordColumns]:
+    """One control record ready to write, and its stamp with the checksum; `key` replaces that of its position."""
+    if key is None:
+        key = ControlKey(stamp.guid, stamp.chain, stamp.sequence, nonce).to_bytes()
+    stamp = stamp._replace(crc=checksum_of(stamp, key, CONTROL_VALUE, payload))
     headers = [{"key": HEADER_KEY, "value": stamp.to_bytes()}]
     if payload is not None:
         headers.append({"key": CONTROL_HEADER_KEY, "value": payload})
-    return RecordColumns(
-        key=pa.array([control_key(stamp, nonce)], pa.binary()),
+    if origin is not None:
+        headers.append({"key": ORIGIN_HEADER_KEY, "value": origin.to_bytes()})
+    return stamp, RecordColumns(
+        key=pa.array([key], pa.binary()),
         value=pa.array([CONTROL_VALUE], pa.binary()),
-        timestamp=pa.array([log_time_ms], pa.int64()),
+        timestamp=pa.array([stamp.timestamp], pa.int64()),
         headers=pa.array([headers], HEADERS_TYPE),
     )
-
-
-def with_header(row: RecordColumns, name: str, value: bytes) -> RecordColumns:
-    """The control record with one more header at the end."""
-    headers = [] if row.headers is None else row.headers.to_pylist()[0]
-    return replace(row, headers=pa.array([[*headers, {"key": name, "value": value}]], HEADERS_TYPE))
-
-
-def control_key(stamp: Stamp, nonce: int) -> bytes:
-    """The key of a control record with this stamp."""
-    return ControlKey(stamp.guid, stamp.chain, stamp.sequence, nonce).to_bytes()
 
 
 def joined(pieces: list[RecordColumns]) -> RecordColumns:

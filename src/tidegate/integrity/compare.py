@@ -1,36 +1,20 @@
 """Compare two topics by the content of their records, and list the differences.
 
-Differences
------------
-The record-by-record difference of two lists of records.
+Offsets differ between a topic and its mirror (transaction markers and compacted records occupy offsets), so they are
+ignored. The rule: **partition by partition, the records of both sides in order**. Compared are key, value, headers
+and, on request, timestamp. Topics with different numbers of partitions are compared by key: records of all partitions
+are grouped into `BUCKETS` by their key's hash, and order is not compared.
 
-Two lists hold the same stretch of two topics. The n-th of several equal records on one side is matched with the n-th
-on the other. The remaining records of all stretches are
+Both sides are read once, in ranges, by any number of workers. A range is cut into *blocks* by content, after each
+record whose hash ends in ten zero bits, so that the blocks of both sides align again after a difference. Where blocks
+differ, the records between the last equal block and the next, a *stretch*, are read again and compared one by one.
+The n-th of several equal records on one side is matched with the n-th on the other. The remaining records are
 
     moved      on both sides, but at different places: out of order, in another stretch, or in another partition
     duplicate  more often on side B than on side A
     missing    on side A, and not (or not so often) on side B
     extra      on side B, and not on side A
     changed    a missing and an extra record with the same key in one stretch, the first with the first of that key
-
-Thread rule: values and pure functions.
-
-Comparison
-----------
-Compare the record contents of two topics: they are proven equal, or the differing ranges are returned.
-
-Offsets differ between a topic and its mirror (transaction markers and compacted records occupy offsets), so they are
-ignored. The rule: **partition by partition, the records of both sides in order**. Compared are key, value, headers
-and, on request, timestamp (`digests`, without offsets).
-
-First both sides are read once, in ranges, by any number of workers. A range is cut into *blocks* by content, after each
-record whose hash ends in ten zero bits, so that the blocks of both sides align again after a difference. A block is
-described by its number of records, the sum of their hashes, and their sum weighted by position; equal blocks are equal
-records in equal order. Where blocks differ, the records between the last equal block and the next, a *stretch*, are
-read again and compared one by one.
-
-Topics with different numbers of partitions are compared by key: records of all partitions are grouped into `BUCKETS` by
-their key's hash, and order is not compared.
 
 B1  blocks do not depend on where ranges were cut: the open ends of two neighbours are joined.
 B2  equal means: the same number of blocks, equal one by one. Hashes have 64 bits, sums of them are kept twice.
@@ -50,14 +34,14 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.integrity.audit import Runner
+from tidegate.integrity.audit import Runner, run_ranges
 from tidegate.integrity.digests import Digest, Parts, ReadOrder, TopicAt, cut, digest_blocks, hashes_of
 from tidegate.kernels.range_summaries import sum_blocks
 
@@ -146,9 +130,19 @@ class Side(NamedTuple):
             pa.concat_arrays([each.keys for each in parts]),
         )
 
-    def key(self, row: int) -> str | None:
-        value = self.keys[row].as_py()
-        return None if value is None else value.decode("utf-8", "backslashreplace")
+    def difference(self, row: int, kind: Kind) -> Difference:
+        """A record as a difference of side A: MISSING or MOVED, or else of side B."""
+        key, offset = self.keys[row].as_py(), int(self.offsets[row])
+        is_a = kind in (Kind.MISSING, Kind.MOVED)
+        return Difference(
+            kind,
+            int(self.partitions[row]),
+            offset if is_a else None,
+            None if is_a else offset,
+            None if key is None else key.decode("utf-8", "backslashreplace"),
+            int(self.hashes[row]),
+            int(self.key_hashes[row]),
+        )
 
 
 def classify(a: Side, b: Side) -> list[Difference]:
@@ -229,42 +223,14 @@ def _moved(a: Side, b: Side, pairs: NDArray[np.int64]) -> Iterator[Difference]:
     kept = np.zeros(len(pairs), np.bool_)
     kept[longest_rising(pairs[:, 1].tolist())] = True
     for i, j in pairs[~kept].tolist():
-        yield Difference(
-            Kind.MOVED,
-            int(a.partitions[i]),
-            int(a.offsets[i]),
-            int(b.offsets[j]),
-            a.key(i),
-            int(a.hashes[i]),
-            int(a.key_hashes[i]),
-        )
+        yield replace(a.difference(i, Kind.MOVED), b=int(b.offsets[j]))
 
 
 def _unmatched(a: Side, b: Side, only_a: NDArray[np.int64], only_b: NDArray[np.int64]) -> list[Difference]:
     known = set(a.hashes[np.isin(a.hashes, b.hashes[only_b])].tolist())
-    found = [
-        Difference(
-            Kind.MISSING,
-            int(a.partitions[row]),
-            int(a.offsets[row]),
-            None,
-            a.key(row),
-            int(a.hashes[row]),
-            int(a.key_hashes[row]),
-        )
-        for row in only_a.tolist()
-    ]
-    return found + [
-        Difference(
-            Kind.DUPLICATE if int(b.hashes[row]) in known else Kind.EXTRA,
-            int(b.partitions[row]),
-            None,
-            int(b.offsets[row]),
-            b.key(row),
-            int(b.hashes[row]),
-            int(b.key_hashes[row]),
-        )
-        for row in only_b.tolist()
+    kinds = [Kind.DUPLICATE if number in known else Kind.EXTRA for number in b.hashes[only_b].tolist()]
+    return [a.difference(row, Kind.MISSING) for row in only_a.tolist()] + [
+        b.difference(row, kind) for row, kind in zip(only_b.tolist(), kinds, strict=True)
     ]
 
 
@@ -300,8 +266,6 @@ MOST_DIFFERENCES: Final = 1_000_000
 BLOCK: Final = np.dtype(
     [("records", "i8"), ("sum", "u8"), ("squares", "u8"), ("ordered", "u8"), ("first", "i8"), ("last", "i8")]
 )
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -338,6 +302,12 @@ class PartitionComparison:
     @property
     def is_equal(self) -> bool:
         return not self.differing
+
+    def take(self, difference: Difference, examples: int) -> None:
+        """Count a difference; it becomes an example unless there are `examples` of its kind."""
+        self.counts[difference.kind] += 1
+        if sum(each.kind is difference.kind for each in self.examples) < examples:
+            self.examples.append(difference)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -378,7 +348,7 @@ class Comparison:
         }
 
 
-def compare(
+def compare_topics(
     one: TopicAt,
     other: TopicAt,
     *,
@@ -401,7 +371,7 @@ def compare(
     ]
     if by == "key":
         return Comparison("key", [_compare_keys(orders, parts, runner, examples, progress)])
-    found = _run(partial(block_range, parts), orders, runner)
+    found = run_ranges(runner, partial(block_range, parts), orders)
     by_place: dict[tuple[int, int], list[Blocks]] = {}
     for blocks in found:
         by_place.setdefault((blocks.side, blocks.partition), []).append(blocks)
@@ -415,15 +385,12 @@ def compare(
         comparison.partitions.append(PartitionComparison(partition, counted))
         for a, b in differing(joined[0], joined[1]):
             rows = joined[0][a], joined[1][b]
+            digests = _digest_of(rows[0]), _digest_of(rows[1])
             stretches.append(
-                Stretch(partition, (one, other), _offsets(rows[0]), _offsets(rows[1]), _digests(rows), parts)
+                Stretch(partition, (one, other), _offsets(rows[0]), _offsets(rows[1]), digests, parts)
             )
     _explain(comparison, stretches, runner, examples)
     return comparison
-
-
-def _run(work: Callable[[Item], Result], items: Sequence[Item], runner: Runner | None) -> Iterable[Result]:
-    return map(work, items) if runner is None else runner.run(work, items)
 
 
 # -- blocks ------------------------------------------------------------------------------------------
@@ -542,35 +509,28 @@ class Stretch:
     parts: Parts
 
 
-class Explained(NamedTuple):
-    """The result of reading a stretch again; `differences` is None where it is too long to compare."""
-
-    stretch: Stretch
-    differences: list[Difference] | None
-    is_changed: bool = False
-
-
 def _offsets(blocks: NDArray[Any]) -> tuple[int, int]:
     return (int(blocks["first"][0]), int(blocks["last"][-1]) + 1) if len(blocks) else (0, 0)
 
 
-def _digests(sides: tuple[NDArray[Any], NDArray[Any]]) -> tuple[Digest, Digest]:
-    one, other = (
-        Digest(*(int(rows[name].sum()) for name in ("records", "sum", "squares"))) for rows in sides
-    )
-    return one, other
+def _digest_of(blocks: NDArray[Any]) -> Digest:
+    with np.errstate(over="ignore"):
+        return Digest(*(int(blocks[name].sum()) for name in ("records", "sum", "squares")))
 
 
-def explain_stretch(stretch: Stretch) -> Explained:
-    """Compare the records of a stretch; runs in any process."""
+def explain_stretch(stretch: Stretch) -> tuple[Stretch, list[Difference] | None, bool]:
+    """Compare the records of a stretch; runs in any process.
+
+    Returns it with its differences (None where it is too long), and whether it changed since it was first read.
+    """
     if sum(each.records for each in stretch.digests) > MOST_RECORDS:
-        return Explained(stretch, None)
+        return stretch, None, False
     sides = [
         Side.read(topic.read(stretch.partition, *offsets), stretch.parts, stretch.partition)
         for topic, offsets in zip(stretch.topics, (stretch.a, stretch.b), strict=True)
     ]
-    found = [digest_blocks(side.hashes, np.array([0, len(side.hashes)]))[0] for side in sides]
-    return Explained(stretch, classify(*sides), found != list(stretch.digests))
+    found = tuple(digest_blocks(side.hashes, np.array([0, len(side.hashes)]))[0] for side in sides)
+    return stretch, classify(*sides), found != stretch.digests
 
 
 def _explain(
@@ -579,7 +539,7 @@ def _explain(
     found: list[list[Difference]] = []
     told = 0
     by_partition = {each.partition: each for each in comparison.partitions}
-    for stretch, differences, is_changed in _run(explain_stretch, stretches, runner):
+    for stretch, differences, is_changed in run_ranges(runner, explain_stretch, stretches):
         into = by_partition[stretch.partition]
         into.differing += 1
         into.changed += is_changed
@@ -592,10 +552,7 @@ def _explain(
     for each in comparison.partitions:
         each.ranges.sort()
     for difference in paired(found):
-        into = by_partition[difference.partition]
-        into.counts[difference.kind] += 1
-        if sum(each.kind is difference.kind for each in into.examples) < examples:
-            into.examples.append(difference)
+        by_partition[difference.partition].take(difference, examples)
 
 
 def bucket_range(parts: Parts, item: tuple[int, ReadOrder]) -> tuple[int, NDArray[Any]]:
@@ -624,7 +581,7 @@ def _compare_keys(
 ) -> PartitionComparison:
     totals = [np.zeros(BUCKETS, BLOCK) for _ in range(2)]
     with np.errstate(over="ignore"):
-        for side, rows in _run(partial(bucket_range, parts), orders, runner):
+        for side, rows in run_ranges(runner, partial(bucket_range, parts), orders):
             for name in ("records", "sum", "squares"):
                 totals[side][name] += rows[name]
             if progress is not None:
@@ -639,19 +596,14 @@ def _compare_keys(
         return result
     work = partial(_read_buckets, parts, wanted)
     read: Mapping[int, list[Side]] = {0: [], 1: []}
-    for side, found in _run(work, orders, runner):
+    for side, found in run_ranges(runner, work, orders):
         read[side].append(found)
     for side in (0, 1):
         again = Side.joined(read[side])
-        rows = totals[side][wanted]
-        with np.errstate(over="ignore"):
-            before = Digest(*(int(rows[name].sum()) for name in ("records", "sum", "squares")))
         edges = np.array([0, len(again.hashes)])
-        result.changed += digest_blocks(again.hashes, edges)[0] != before
+        result.changed += digest_blocks(again.hashes, edges)[0] != _digest_of(totals[side][wanted])
     for difference in paired([unordered(Side.joined(read[0]), Side.joined(read[1]))]):
-        result.counts[difference.kind] += 1
-        if sum(each.kind is difference.kind for each in result.examples) < examples:
-            result.examples.append(difference)
+        result.take(difference, examples)
     return result
 
 

@@ -1,31 +1,17 @@
 """Control records: start and end of push, heartbeats, leadership stamps, topic switches.
 
-Pushes and heartbeats
----------------------
-The control records of a bulk load (start of push, the tasks' chains, end of push), and heartbeats.
-
 In one partition a push reads
 
     start of chain, start of push (the driver's sender) | start, data, end (each task's) | end of push, end
 
-Owns the driver's records, and the GUID and settings of senders whose attempts all send the same rows in the same
-order. How a receiver handles these records is decided in `validator`.
+Owns the driver's records, and the GUID and settings of *sorted* tasks, whose attempts all send the same rows in the
+same order. They share one GUID, so that repeats are duplicates; a nonce per attempt in the control records' keys keeps
+compaction from treating the starts of two attempts as one key. `validator` decides how a receiver handles the records.
 
-All attempts of a *sorted* task share one GUID, so that repeats are duplicates; a nonce per attempt in the control
-records' keys keeps compaction from treating the starts of two attempts as one key. Header contents must then be equal
-too: the driver sets one time for all attempts, and chains do not end by time. Tasks whose order may differ get a GUID
-per attempt, as a plain `Sender` does.
-
-Leadership of hybrid tables
----------------------------
-Control records and headers that the leader of a hybrid partition writes: the leader's epoch, where it reads, and the
-upstream offset of each record.
-
-Owns three layouts; `tables.hybrid.replica` interprets them. All numbers are big-endian.
-
-*Leadership stamp*: from this record on, only the records of this leader are valid. Like a heartbeat it is not numbered:
-a start of chain with the heartbeat flag, by a well-known producer. Its content is in its key, which its checksum covers
-and which is unique, so that compaction keeps every stamp:
+Also owns the records of the leader of a hybrid partition, which `tables.hybrid.replica` interprets. All numbers are
+big-endian. *Leadership stamp*: from this record on, only the records of this leader are valid. Like a heartbeat it is
+not numbered: a start of chain with the heartbeat flag, by a well-known producer. Its content is in its key, which its
+checksum covers and which is unique, so that compaction keeps every stamp:
 
     00 "DIV" 00 | GUID of the leader's sender, 16 bytes | epoch >> 31, i32 | epoch & 2^31-1, i32 | nonce u32
 
@@ -37,9 +23,9 @@ Its `divc`:
     then the live topic's validation state at that offset (`state.encode_state`), or nothing: none seen yet
 
 A state that is too large for one record is split into parts, one record each, in order. Version 2 is version 1 with
-`u8 length, id of the topic | u64 generation | u32 part, from 0 on | u32 parts` behind the topic; the state is the
-concatenation of the parts. Parts of one state share a generation, which is unique in the partition. A state is valid
-once all its parts have arrived. Version 1 is written where there is one part and the topic has no id.
+`u8 length, id of the topic | u64 generation | u32 part, from 0 on | u32 parts` behind the topic. Parts of one state
+share a generation, which is unique in the partition; the state is valid once all its parts have arrived. Version 1 is
+written where there is one part and the topic has no id.
 
 *Upstream position*: the header `divu` of every record that a leader copies from the live topic, 8 bytes: the record's
 offset there. The last one that arrived is the exact position of the leader in the live topic.
@@ -63,14 +49,12 @@ from tidegate.clock import Clock
 from tidegate.errors import InvalidError
 from tidegate.integrity.columns import (
     IntegrityColumns,
-    control_checksum,
-    control_key,
+    checksum_of,
     control_payload,
     control_row,
     single,
 )
 from tidegate.integrity.header import (
-    CONTROL_VALUE,
     HEARTBEAT,
     ChecksumType,
     ControlKey,
@@ -177,8 +161,7 @@ def send_heartbeat(writer: RecordWriter, partitions: Iterable[int], *, clock: Cl
     now_ms = clock.now_ms()
     payload = start_of_chain_bytes(ChecksumType.NONE)
     stamp = Stamp(RecordKind.CONTROL, ControlType.START_OF_CHAIN, HEARTBEAT, HEARTBEAT_GUID, 0, 0, now_ms, 0)
-    crc = control_checksum(stamp, control_key(stamp, 0), CONTROL_VALUE, payload)
-    row = control_row(stamp._replace(crc=crc), nonce=0, payload=payload, log_time_ms=now_ms)
+    _, row = control_row(stamp, payload)
     outlet = outlet_of(writer)
     written: list[Written] = []
     numbers = list(partitions)
@@ -292,9 +275,7 @@ def leadership_row(leadership: Leadership, *, nonce: int, now_ms: int) -> Record
     key = ControlKey(guid, epoch >> _HALF, epoch & (1 << _HALF) - 1, nonce).to_bytes()
     payload = start_of_chain_bytes(ChecksumType.NONE)
     stamp = Stamp(RecordKind.CONTROL, ControlType.START_OF_CHAIN, HEARTBEAT, LEADERSHIP_GUID, 0, 0, now_ms, 0)
-    stamp = stamp._replace(crc=control_checksum(stamp, key, CONTROL_VALUE, payload))
-    row = control_row(stamp, nonce=nonce, payload=payload, log_time_ms=now_ms)
-    return RecordColumns(pa.array([key], pa.binary()), row.value, row.timestamp, row.headers)
+    return control_row(stamp, payload, key=key)[1]
 
 
 def leadership_stamps(batch: pa.RecordBatch, columns: IntegrityColumns) -> Iterator[tuple[int, Leadership]]:
@@ -306,7 +287,7 @@ def leadership_stamps(batch: pa.RecordBatch, columns: IntegrityColumns) -> Itera
         found = None if key is None else ControlKey.from_bytes(key)
         stamp = columns.stamp(row)
         payload = control_payload(batch.column("headers"), row)
-        crc = control_checksum(stamp, key, batch.column("value")[row].as_py(), payload)
+        crc = checksum_of(stamp, key, batch.column("value")[row].as_py(), payload)
         if found is not None and crc == stamp.crc and found.chain >= 0 and found.sequence >= 0:
             yield row, Leadership(found.chain << _HALF | found.sequence, found.guid)
 

@@ -1,9 +1,5 @@
 """Order-independent digests of records, and the offset ranges of a topic that workers read.
 
-Digests
--------
-Additive digests of records: of any range, in any order, by any number of workers.
-
 A record's *canonical bytes* are, ints big-endian and two's complement:
 
     offset i64 | timestamp i64, -1 none | key length i32, -1 null | key | value length i32, -1 null | value |
@@ -14,22 +10,11 @@ canonical bytes. The digest of a set of records is three numbers, the last two m
 
     count | sum of h | sum of h times h
 
-so digests of neighbouring ranges add up field by field, and order does not matter; where offsets are among the parts,
-each record is bound to its offset. This detects loss, change, duplication and damage. XXH64 is neither keyed nor
-cryptographic, so a digest gives no protection against deliberate forgery.
+so digests of neighbouring ranges add up field by field, and order does not matter. This detects loss, change,
+duplication and damage; XXH64 is neither keyed nor cryptographic, so it gives no protection against deliberate forgery.
+It covers what a `read_uncommitted` reader returns, Tidegate's own control records included and Kafka's excluded.
 
-The digest covers what a `read_uncommitted` reader returns, Tidegate's own control records included and Kafka's control
-batches excluded.
-
-Thread rule: values and pure functions; the kernels run without the interpreter lock.
-
-Ranges of a topic
------------------
-Offset ranges of a topic, of a folder or of a cluster, that any number of workers read for digests and comparisons.
-
-Owns `ReadOrder` and how a topic is cut into ranges; the caller processes the records.
-
-Thread rule: values; one reader for each range.
+Thread rule: values and pure functions; one reader for each range.
 """
 
 from __future__ import annotations

@@ -1,11 +1,5 @@
 """Copy a topic with one known fault in it, to test that a check or a pipeline detects it.
 
-What a fault does to the records
---------------------------------
-The plan of a fault in one partition, computed without reading or writing.
-
-Owns the kinds, where each one can be applied, and where a validating reader detects it. `break_topic` applies a plan.
-
 | kind | does |
 |---|---|
 | drop | removes one data record, or `count` of its producer in a row |
@@ -17,28 +11,17 @@ Owns the kinds, where each one can be applied, and where a validating reader det
 | forget-producer | removes all of a producer's records, or its first `count` |
 | future-clock | sets the producer's clock in one record's header a day ahead |
 
-Loss at a producer's end, and of a whole producer, leaves no gap in any numbering: only the manifest in the end of a
-push detects it. A validator tolerates loss that compaction explains (`verdicts`). A plan states what a validator will
-report for a topic that was sound before, which may be nothing.
-
-Thread rule: values and pure functions.
-
-The copy
---------
-The copy of a topic with one known fault.
-
-Owns reading the original, applying a plan, and reporting what was done. The copy is made with the ordinary reader and
-writer, so its files are sound; only the records' metadata, copied with their headers, show the fault.
+A `Plan` states what a validator will report for a topic that was sound before. That may be nothing: loss at a
+producer's end, and of a whole producer, leaves no gap in any numbering and is detected by the manifest of a push only;
+a validator tolerates loss that compaction explains (`verdicts`). The copy is made with the ordinary reader and writer,
+so its files are sound. It begins at the original's first offset, has no offset gaps, and records up to which offset the
+original was compacted.
 
 K1  the original is only read; the copy's folder must not exist before.
 K2  the same seed, topic and kind give the same damage.
 K3  everything is read and planned once before the copy's folder is made.
 
-The copy begins at the original's first offset and has no offset gaps. It also records up to which offset the original
-was compacted, so that gaps in numberings are validated alike. Memory: about 100 bytes per record for the survey, and
-one read's records.
-
-Thread rule: one thread.
+Memory: about 100 bytes per record for the survey, and one read's records. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -184,13 +167,17 @@ class Plan:
 
     kind: DamageKind
     survey: Survey
-    producer: bytes
     touched: tuple[int, ...]
     """The original's rows the damage is about."""
     changed: Mapping[int, tuple[Slot, ...]]
     seen: tuple[Seen, ...] = ()
     tolerated: tuple[Seen, ...] = ()
     """What would be seen if compaction could not have done it."""
+
+    @property
+    def producer(self) -> bytes:
+        """The GUID of the producer whose records it is about."""
+        return self.survey.columns.guid(self.touched[0])
 
     @property
     def compacted_below(self) -> int:
@@ -262,9 +249,9 @@ def _plan(survey: Survey, kind: DamageKind, row: int, count: int | None) -> Plan
     if kind is DamageKind.REPEAT:
         again = count or 1
         seen = tuple(Seen(row + number, Verdict.DUPLICATE) for number in range(1, again + 1))
-        return _of(survey, kind, (row,), {row: (Slot(row),) * (again + 1)}, seen)
+        return Plan(kind, survey, (row,), {row: (Slot(row),) * (again + 1)}, seen)
     if kind is DamageKind.FLIP:
-        return _of(survey, kind, (row,), {row: (Slot(row, flips=True),)}, (Seen(row, Verdict.CORRUPT),))
+        return Plan(kind, survey, (row,), {row: (Slot(row, flips=True),)}, (Seen(row, Verdict.CORRUPT),))
     if kind is DamageKind.SWAP:
         return _swap(survey, row)
     if kind is DamageKind.REORDER:
@@ -307,7 +294,7 @@ def _loss(
 ) -> Plan:
     """Plan a loss: detected at the producer's next record, else at the end of a push that lists the producer."""
     rows = tuple(lost.tolist())
-    plan = _of(survey, kind, rows, dict.fromkeys(rows, ()), ())
+    plan = Plan(kind, survey, rows, dict.fromkeys(rows, ()))
     end = survey.end_of_push
     is_listed = end is not None and plan.producer in survey.listed and end not in plan.changed
     next_row = int(behind[0]) if len(behind) else None
@@ -319,7 +306,7 @@ def _loss(
         seen = Seen(plan.row_in_copy(next_row), verdict, next_row)
     else:
         return plan
-    return _of(survey, kind, rows, plan.changed, (seen,))
+    return replace(plan, seen=(seen,))
 
 
 def _swap(survey: Survey, row: int) -> Plan:
@@ -333,7 +320,7 @@ def _swap(survey: Survey, row: int) -> Plan:
     twin = int(other[0])
     changed = {row: (Slot(row, payload_of=twin),), twin: (Slot(twin, payload_of=row),)}
     seen = (Seen(row, Verdict.CORRUPT), Seen(twin, Verdict.CORRUPT))
-    return _of(survey, DamageKind.SWAP, (row, twin), changed, seen)
+    return Plan(DamageKind.SWAP, survey, (row, twin), changed, seen)
 
 
 def _reorder(survey: Survey, row: int) -> Plan:
@@ -345,7 +332,7 @@ def _reorder(survey: Survey, row: int) -> Plan:
     opens = survey.is_headers_only(first) and survey.of_owner(first)[0] == first
     verdict = Verdict.UNREGISTERED_PRODUCER if opens else Verdict.MISSING
     seen = (Seen(first, verdict, second), Seen(second, Verdict.DUPLICATE))
-    return _of(survey, DamageKind.REORDER, (first, second), changed, seen)
+    return Plan(DamageKind.REORDER, survey, (first, second), changed, seen)
 
 
 def _future_clock(survey: Survey, row: int) -> Plan:
@@ -355,13 +342,13 @@ def _future_clock(survey: Survey, row: int) -> Plan:
     """
     if survey.is_headers_only(row):
         changed = {row: (Slot(row, ahead_ms=AHEAD_MS),)}
-        return _of(survey, DamageKind.FUTURE_CLOCK, (row,), changed, (Seen(row, Verdict.CORRUPT),))
+        return Plan(DamageKind.FUTURE_CLOCK, survey, (row,), changed, (Seen(row, Verdict.CORRUPT),))
     columns, behind = survey.columns, survey.of_owner(row, row)
     is_end = columns.is_control[behind] & (columns.control[behind] == ControlType.END_OF_CHAIN)
     ends = behind[is_end & (columns.chain[behind] == columns.chain[row])]
     seen = (Seen(int(ends[0]), Verdict.CORRUPT, int(ends[0])),) if len(ends) else ()
     changed = {row: (Slot(row, ahead_ms=AHEAD_MS),)}
-    return _of(survey, DamageKind.FUTURE_CLOCK, (row,), changed, seen)
+    return Plan(DamageKind.FUTURE_CLOCK, survey, (row,), changed, seen)
 
 
 def _judged(plan: Plan) -> Plan:
@@ -405,16 +392,6 @@ def _in_one_chain(survey: Survey, rows: NDArray[np.int64]) -> bool:
     return bool(
         survey.is_data[rows].all() and (survey.columns.chain[rows] == survey.columns.chain[rows[0]]).all()
     )
-
-
-def _of(
-    survey: Survey,
-    kind: DamageKind,
-    touched: tuple[int, ...],
-    changed: Mapping[int, tuple[Slot, ...]],
-    seen: tuple[Seen, ...],
-) -> Plan:
-    return Plan(kind, survey, survey.columns.guid(touched[0]), touched, changed, seen)
 
 
 # -- the copy --------------------------------------------------------------------------------------

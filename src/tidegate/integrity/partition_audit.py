@@ -1,55 +1,25 @@
 """Audit the integrity metadata of one partition: in one pass, or in ranges that are merged in order.
 
-One pass
---------
-Reads a whole partition through the validator, read-only, and fills its report.
+The validator gives the verdicts, `report` counts them. An audit never stops at a fault and counts every record. A batch
+that cannot be read is a finding of the native audit; here it is skipped, and its records show as MISSING. Gaps are
+tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint shows that it is
+compacted, but not its settings), and only below the offset up to which it was compacted. The head of a partition may be
+gone when its log does not start at offset 0.
 
-Owns the validation settings of an audited partition, and how reading continues after damage. The validator gives the
-verdicts, `report` counts them, and they are added to the log's metrics.
-
-An audit never stops at a fault and counts every record, so that the share of records with metadata is exact; a record
-without metadata costs only its decoding. A batch that cannot be read is a finding of the native audit; here it is
-skipped, and its records show as MISSING.
-
-Gaps are tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint shows
-that it is compacted, but not its settings), and only below the offset up to which it was compacted. Where it is unknown
-whether a folder is compacted, gaps are faults. The head of a partition may be gone when its log does not start at
-offset 0.
-
-Thread rule: one partition, one thread; different partitions may be audited at once.
-
-State after a range
--------------------
-Compute a partition's state after a range from the range's summary, without reading its records.
-
-Owns `advance`, which decides whether every record of a range is sound after the given state, and returns the state
-after the range. It implements the rules of the decision table for a sound stream (A1, A7, B1, C4, and ends of chains
-whose sums are no longer tested). If another rule is needed, the validator reads the range again with the state before
-it.
-
-Y1  where `advance` returns a state, the validator finds every record of the range sound (OK, UNMANAGED or a heartbeat)
-    and leaves an equal state.
-Y2  where it returns None nothing has changed.
-
-Not for compacted partitions, where gaps depend on the age of records.
-
-Thread rule: pure.
-
-Ranges
-------
-Audit a partition in ranges, in any process and any order, with the same report as one pass.
-
-Owns the two halves of a parallel `verify`, for native evidence and producers' metadata: `audit_range` reads a range and
-returns its outcome, `fold` merges a partition's outcomes in order. The first range is validated directly, because
-nothing precedes it; every other range is summarised, and `advance` applies the summary to the state before it.
+A range is read in any process, by `audit_range`. The first one is validated directly, because nothing precedes it;
+every other range is summarised, and `advance` applies the summary to the state before it, by the rules for a sound
+stream (A1, A7, B1, C4). `fold` merges a partition's outcomes in order.
 
 P1  the report equals the serial one. A range that its summary cannot decide (a fault, a duplicate, a push, a manifest)
     is read again, that range only, with the state before it.
 P2  files whose records a reader would not return as they are stored (damage, a torn tail, skipped or decreasing
     offsets, old formats) have their metadata validated through the reader, the whole partition at once; likewise where
     compaction is discovered only while reading.
+Y1  where `advance` returns a state, the validator finds every record of the range sound (OK, UNMANAGED or a heartbeat)
+    and leaves an equal state.
+Y2  where it returns None nothing has changed.
 
-Thread rule: values and pure functions over files that are only read.
+Thread rule: one partition, one thread; different partitions may be audited at once.
 """
 
 from __future__ import annotations
@@ -59,7 +29,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -72,8 +42,6 @@ from tidegate.integrity.state import NO_TIME, UNCOUNTED, PartitionState, Produce
 from tidegate.integrity.summary import NOWHERE, RangeSummary, Run, extend
 from tidegate.integrity.validator import AUDIT, Counters, OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import NOT_COMPACTED, Tolerance
-from tidegate.log.catalog import TopicDescription
-from tidegate.log.checkpoints import CompactedBelow
 from tidegate.log.log import Log
 from tidegate.log.reader import Reader
 from tidegate.log.topic_config import TopicConfig
@@ -110,10 +78,10 @@ def audit_partition(
 
     For a folder without settings, `compacts` says whether it is compacted, and `because` by which evidence.
     """
-    rules = prepare(log, audit, compacts=compacts, because=because)
-    if rules is None:
+    plan = prepare(log, audit, now_ms, compacts=compacts, because=because)
+    if plan is None:
         return
-    validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
+    validator = PartitionValidator(audit.topic, audit.partition, rules=plan.rules)
     counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
     with log.reader(audit.topic, [audit.partition], control_records=True) as reader:
         for batch in _around_damage(log, reader, audit):
@@ -127,10 +95,24 @@ def audit_partition(
     finish(audit, validator.state)
 
 
+@dataclass(frozen=True, slots=True)
+class MetadataPlan:
+    """How the metadata of one partition is validated; `first` and `end` bound the offsets that a reader returns.
+
+    `audit` is the empty report, with the log's start and why gaps are tolerated.
+    """
+
+    audit: PartitionAudit
+    rules: ValidationRules
+    now_ms: int
+    first: int
+    end: int
+
+
 def prepare(
-    log: Log, audit: PartitionAudit, *, compacts: bool | None = None, because: str = ""
-) -> ValidationRules | None:
-    """The validation settings, with the reasons recorded in `audit`; None when the partition cannot be read."""
+    log: Log, audit: PartitionAudit, now_ms: int, *, compacts: bool | None = None, because: str = ""
+) -> MetadataPlan | None:
+    """The plan, with the reasons recorded in `audit`; None when the partition cannot be read."""
     try:
         description = log.describe(audit.topic)
         bounds = log.view(audit.topic, audit.partition, description=description).bounds()
@@ -139,8 +121,23 @@ def prepare(
         return None
     audit.log_start = bounds.log_start
     below = log.compacted_below(audit.topic, audit.partition)
-    tolerance, audit.compaction = _tolerance(description, compacts, because, below)
-    return rules_of(audit, tolerance)
+    if not description.assumed:
+        tolerance, audit.compaction = tolerance_by_settings(description.config, below)
+    elif compacts:
+        tolerance = Tolerance(0, compacted_below=below)
+        audit.compaction = because or "the partition is compacted"
+    else:
+        tolerance = Tolerance(NOT_COMPACTED)
+        audit.compaction = f"{because or 'compaction is not known of'}: every gap is a fault"
+    return MetadataPlan(audit, rules_of(audit, tolerance), now_ms, bounds.log_start, bounds.high_watermark)
+
+
+def plan_metadata(target: PartitionTarget, now_ms: int) -> tuple[PartitionAudit, MetadataPlan | None]:
+    """The empty report of a partition folder, and its plan; None when it cannot be read."""
+    audit = PartitionAudit(target.place.topic, target.place.partition)
+    with open_beside(target.folder) as log:
+        compacts = target.compaction is Compaction.YES
+        return audit, prepare(log, audit, now_ms, compacts=compacts, because=target.compaction_because)
 
 
 def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
@@ -192,18 +189,6 @@ def _around_damage(log: Log, reader: Reader, audit: PartitionAudit) -> Iterator[
         except TidegateError as error:  # such as records that age out while they are read
             audit.unread = f"not read to its end: {error}"
             return
-
-
-def _tolerance(
-    description: TopicDescription, compacts: bool | None, because: str, below: CompactedBelow
-) -> tuple[Tolerance, str]:
-    """The tolerance for gaps, and its reason."""
-    config = description.config
-    if not description.assumed:
-        return tolerance_by_settings(config, below)
-    if compacts:
-        return Tolerance(0, compacted_below=below), because or "the partition is compacted"
-    return Tolerance(NOT_COMPACTED), f"{because or 'compaction is not known of'}: every gap is a fault"
 
 
 def tolerance_by_settings(
@@ -321,25 +306,19 @@ def _certified(producer: Producer) -> EndOfChain:
 
 # -- ranges ----------------------------------------------------------------------------------------
 
-_NOTHING: Final = (0, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The plan of one partition: its settings, and the ranges it is cut into.
+    """The plan of one partition, and the ranges it is cut into.
 
-    `rules` are None where metadata is not validated; `audit` then has the reason, or is None as well. `first` and `end`
-    bound the offsets that a reader returns.
+    `metadata` is None where metadata is not validated; `audit` then has the reason, or is None as well.
     """
 
     target: PartitionTarget
-    tasks: tuple[RangeTask, ...]
-    now_ms: int
     deep: bool
-    rules: ValidationRules | None
     audit: PartitionAudit | None
-    first: int = 0
-    end: int = 0
+    metadata: MetadataPlan | None
+    tasks: tuple[RangeTask, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,19 +327,9 @@ class RangeTask:
 
     place: tuple[int, int]
     """The partition's number in the audit, the task's in the partition."""
-    topic: str
-    partition: int
     ranges: tuple[RangeOrder, ...]
     size_bytes: int
-    now_ms: int
-    rules: ValidationRules | None
-    audit: PartitionAudit | None
-    first: int
-    end: int
-
-    @property
-    def judges(self) -> bool:
-        return self.place[1] == 0
+    metadata: MetadataPlan | None
 
 
 @dataclass(slots=True)
@@ -380,8 +349,8 @@ class RangeOutcome:
 class SummingTap:
     """Summarises the records it is given."""
 
-    def __init__(self, first: int, end: int) -> None:
-        self.first, self.end = first, end
+    def __init__(self, plan: MetadataPlan) -> None:
+        self.first, self.end = plan.first, plan.end
         self.summary = RangeSummary()
         self.is_spoiled = False
 
@@ -394,23 +363,16 @@ class SummingTap:
 
 
 class JudgingTap:
-    """Validates the records it is given, from the partition's first or from a `state`."""
+    """Validates the records it is given, from the partition's first or from a `state`, and fills `audit`."""
 
     def __init__(
-        self,
-        audit: PartitionAudit,
-        rules: ValidationRules,
-        now_ms: int,
-        *,
-        first: int,
-        end: int,
-        state: PartitionState | None = None,
+        self, plan: MetadataPlan, audit: PartitionAudit, state: PartitionState | None = None
     ) -> None:
-        self.first, self.end = first, end
+        self.first, self.end = plan.first, plan.end
         self.audit = audit
         self.is_spoiled = False
-        self._now_ms = now_ms
-        self._validator = PartitionValidator(audit.topic, audit.partition, rules=rules, state=state)
+        self._now_ms = plan.now_ms
+        self._validator = PartitionValidator(audit.topic, audit.partition, rules=plan.rules, state=state)
 
     @property
     def state(self) -> PartitionState:
@@ -433,10 +395,8 @@ def audit_range(task: RangeTask, files: Files | None = None) -> RangeOutcome:
     files = files if files is not None else Files()
     outcome = RangeOutcome(task.place)
     tap: SummingTap | JudgingTap | None = None
-    if task.rules is not None and task.audit is not None:
-        tap = SummingTap(task.first, task.end)
-        if task.judges:
-            tap = JudgingTap(deepcopy(task.audit), task.rules, task.now_ms, first=task.first, end=task.end)
+    if (plan := task.metadata) is not None:
+        tap = JudgingTap(plan, deepcopy(plan.audit)) if task.place[1] == 0 else SummingTap(plan)
     for order in task.ranges:
         evidence = scan_range(order, files=files, tap=tap)
         outcome.evidence.append(evidence)
@@ -473,16 +433,15 @@ def fold(
     gathered, extents, as_given = _gathered(outcomes, files, may_read)
     native = Audit(report, files, plan.deep, gathered=gathered)
     native.run()
-    if plan.rules is None or plan.audit is None:
+    if plan.metadata is None:
         return report, plan.audit
     spoiled = any(outcome.spoiled for outcome in outcomes)
-    is_plain = native.is_regular and not spoiled and report.compaction is plan.target.compaction
-    if not is_plain:
-        if not may_read:
-            raise ReadAgain
-        return report, judged_through_reader(report, plan.now_ms)
-    audit = _fold_files(plan, plan.rules, plan.audit, outcomes, extents, as_given, may_read)
-    return report, audit
+    if native.is_regular and not spoiled and report.compaction is plan.target.compaction:
+        stood = [outcome if given else None for outcome, given in zip(outcomes, as_given, strict=True)]
+        return report, _fold_files(plan.target, plan.metadata, stood, extents, may_read)
+    if not may_read:
+        raise ReadAgain
+    return report, judged_through_reader(report, plan.metadata.now_ms)
 
 
 def judged_through_reader(report: PartitionReport, now_ms: int) -> PartitionAudit:
@@ -533,22 +492,19 @@ def _gathered(
 
 
 def fold_metadata(
-    audit: PartitionAudit,
-    rules: ValidationRules,
+    plan: MetadataPlan,
     outcomes: Sequence[RangeOutcome | None],
     read: Callable[[int, PartitionAudit, PartitionState], PartitionState],
 ) -> PartitionAudit:
     """Fold one partition's metadata, range by range (P1); `read` validates a range (None: to be read) after a state."""
+    audit = deepcopy(plan.audit)
     state = PartitionState()
     for number, outcome in enumerate(outcomes):
         after: PartitionState | None = None
         if outcome is not None and outcome.judged is not None:
-            audit, after = (
-                deepcopy(outcome.judged[0]),
-                outcome.judged[1],
-            )  # a fold may be repeated in another process
+            audit, after = deepcopy(outcome.judged)  # a fold may be repeated in another process
         elif outcome is not None and outcome.summary is not None:
-            after = advance(state, outcome.summary, rules)
+            after = advance(state, outcome.summary, plan.rules)
             if after is not None:
                 audit.take_sound(outcome.summary)
         try:
@@ -561,12 +517,10 @@ def fold_metadata(
 
 
 def _fold_files(
-    plan: PartitionPlan,
-    rules: ValidationRules,
-    audit: PartitionAudit,
-    outcomes: Sequence[RangeOutcome],
+    target: PartitionTarget,
+    plan: MetadataPlan,
+    outcomes: Sequence[RangeOutcome | None],
     extents: Sequence[tuple[int, int]],
-    as_given: Sequence[bool],
     may_read: bool,
 ) -> PartitionAudit:
     with ExitStack() as opened:
@@ -582,8 +536,8 @@ def _fold_files(
             first, end = max(first, plan.first), min(end, plan.end)
             if first >= end:
                 return state
-            log = log or opened.enter_context(open_beside(plan.target.folder))
-            tap = JudgingTap(audit, rules, plan.now_ms, first=first, end=end, state=state.copy())
+            log = log or opened.enter_context(open_beside(target.folder))
+            tap = JudgingTap(plan, audit, state.copy())
             with log.reader(
                 audit.topic, [audit.partition], start=first, stop=end, control_records=True
             ) as reader:
@@ -591,23 +545,4 @@ def _fold_files(
                     tap.take(batch)
             return tap.state
 
-        stood = [outcome if given else None for outcome, given in zip(outcomes, as_given, strict=True)]
-        return fold_metadata(deepcopy(audit), rules, stood, read)
-
-
-def plan_metadata(
-    target: PartitionTarget, *, files: Files
-) -> tuple[PartitionAudit, ValidationRules | None, int, int]:
-    """The audit, its settings (None: not to be validated), and the offset bounds that a reader sees."""
-    audit = PartitionAudit(target.place.topic, target.place.partition)
-    with open_beside(target.folder) as log:
-        rules = prepare(
-            log,
-            audit,
-            compacts=target.compaction is Compaction.YES,
-            because=target.compaction_because,
-        )
-        if rules is None:
-            return audit, None, *_NOTHING
-        bounds = log.view(audit.topic, audit.partition).bounds()
-        return audit, rules, bounds.log_start, bounds.high_watermark
+        return fold_metadata(plan, outcomes, read)

@@ -169,7 +169,7 @@ class Replica:
             return None
         self._expire(now_ms)
         data = encode_state(self.drainer.state)
-        self._behind.checkpointed(len(data), self.faults.counts.tracked)
+        self._behind.checkpointed(len(data), len(self.drainer.state.producers))
         return data
 
     @property
@@ -189,9 +189,6 @@ class Replica:
     def _expire(self, now_ms: int) -> None:
         """Forget producers that are too old: at restore, promotion and checkpoint only."""
         gone = self.drainer.state.expire(self.max_age_ms, now_ms=now_ms)
-        counts = self.faults.counts
-        counts.tracked = len(self.drainer.state.producers)
-        counts.expired += gone
         self._behind.expired(gone)
 
     def _looked(self, judged: Judged) -> Judged:

@@ -1,26 +1,13 @@
 """The report of a metadata audit: counts by partition and producer, and the findings for `verify`.
 
-Counts
-------
-The result of an audit of integrity metadata: counts and first offsets per partition and producer.
-
-Owns the report's values, the counting of validated batches, and its form as plain data; `partition_audit` reads the
-log. Counts are complete. Offsets, findings and producers are limited, which bounds memory for any damaged log;
-producers beyond `MOST_PRODUCERS` are counted together as `others`.
+Counts are complete. Offsets, findings and producers are limited, which bounds memory for any damaged log; producers
+beyond `MOST_PRODUCERS` are counted together as `others`. Owns the names and the remedies of verdicts among the findings
+of `verify`: duplicates and gaps explained by compaction are notices, gaps that may be explained by it are warnings.
 
 R1  a report does not depend on batch boundaries: producers are in the order of their first records, and every limit
     keeps the first entries. Counting a sound range from its summary (`take_sound`) gives the same report.
 
 Thread rule: one thread per `PartitionAudit`.
-
-Findings
---------
-Adds the metadata audit's faults to the findings of `verify`, for one list, exit code and `--fail-on`.
-
-Owns the names and the remedies of verdicts there. Duplicates and gaps explained by compaction are notices; gaps that
-may be explained by it are warnings.
-
-Thread rule: pure but for the folder it lists.
 """
 
 from __future__ import annotations
@@ -33,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.files import Files
 from tidegate.integrity.columns import IntegrityColumns
 from tidegate.integrity.summary import RangeSummary
 from tidegate.integrity.validator import Judged
@@ -319,28 +306,14 @@ class AuditReport:
 
 
 def _producers(columns: IntegrityColumns, rows: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """The producers of some records in the order they come, and the number of each record's.
-
-    Sorted by runs, because runs are few.
-    """
+    """The producers of some records in the order they come, and the number of each record's."""
     high, low = columns.guid_high[rows], columns.guid_low[rows]
     starts = np.flatnonzero(np.concatenate(([True], (high[1:] != high[:-1]) | (low[1:] != low[:-1]))))
-    high_of_run, low_of_run = high[starts], low[starts]
-    order = np.lexsort((low_of_run, high_of_run))
-    sorted_high, sorted_low = high_of_run[order], low_of_run[order]
-    is_new = np.concatenate(
-        ([True], (sorted_high[1:] != sorted_high[:-1]) | (sorted_low[1:] != sorted_low[:-1]))
-    )
-    number_of_run = np.empty(len(starts), np.int64)
-    number_of_run[order] = np.cumsum(is_new) - 1
-    first_run = order[is_new]  # of each producer, by GUID: the sort is stable
-    by_arrival = np.argsort(first_run)
-    place = np.empty(len(first_run), np.int64)
-    place[by_arrival] = np.arange(len(first_run))
-    number_of_run = place[number_of_run]
-    lengths = np.diff(np.append(starts, len(rows)))
-    names = [columns.guid(int(rows[starts[run]])).hex() for run in first_run[by_arrival].tolist()]
-    return names, np.repeat(number_of_run, lengths)
+    guids = np.stack((high[starts], low[starts]), axis=1).astype(">u8")
+    found = pa.Array.from_buffers(pa.binary(16), len(starts), [None, pa.py_buffer(guids)]).dictionary_encode()
+    numbers = found.indices.to_numpy().astype(np.int64)
+    names = [guid.hex() for guid in found.dictionary.to_pylist()]
+    return names, np.repeat(numbers, np.diff(np.append(starts, len(rows))))
 
 
 def _groups(keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
@@ -398,23 +371,21 @@ def remedy_of(finding: Finding) -> str:
     return CHAIN_REMEDY if finding.rule is Rule.C6 else REMEDY[finding.verdict]
 
 
-def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, files: Files) -> None:
-    """Add the faults of the partition in `folder` to `findings`; counts are complete."""
-    if not audit.total.records:
-        return
-    names = [name for name in files.list(folder) if name.endswith(".log") and name[:-4].isdigit()]
-    segments = sorted((int(name[:-4]), folder / name) for name in names)
+def segments_of(folder: Path, names: Iterable[str]) -> Callable[[int], Path]:
+    """A function from an offset to the log segment that has it, of the files in `folder`, or to the folder."""
+    logs = [name for name in names if name.endswith(".log") and name[:-4].isdigit()]
+    segments = sorted((int(name[:-4]), folder / name) for name in logs)
     bases = [base for base, _ in segments]
 
     def path_of(offset: int) -> Path:
         place = bisect_right(bases, offset) - 1
         return segments[place][1] if place >= 0 else folder
 
-    add_findings_at(audit, path_of, findings)
+    return path_of
 
 
-def add_findings_at(audit: PartitionAudit, path_of: Callable[[int], Path], findings: Findings) -> None:
-    """As `add_findings`, with a function from offset to path."""
+def add_findings(audit: PartitionAudit, path_of: Callable[[int], Path], findings: Findings) -> None:
+    """Add the faults of a partition to `findings`; counts are complete. `path_of` gives the file of an offset."""
     told = dict.fromkeys(FATAL, 0)
     for finding in audit.told:
         told[finding.verdict] += 1

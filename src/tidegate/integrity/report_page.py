@@ -1,20 +1,11 @@
-"""An audit as one self-contained HTML file without scripts or external resources.
+"""An audit as one self-contained HTML file without scripts or external resources, for light and dark mode, and phones.
 
-Page
-----
-Renders an audit for light and dark mode, wide screens and phones.
-
-Owns the page's structure and text; the two reports provide the numbers. Everything from outside (names, paths,
+Owns the page's structure, text and style; the two reports provide the numbers. Everything from outside (names, paths,
 messages) goes through `_text`, which escapes markup and non-printing characters, so that no name can become markup or
-change the reading direction.
-
-Findings are listed as in the reports: the first hundred of each kind, and the number of further ones.
+change the reading direction. Findings are listed as in the reports: the first hundred of each kind, and the number of
+further ones.
 
 Thread rule: pure functions.
-
-Style
------
-The CSS of an audit's page: colours for light and dark mode, and the layout of tables on a phone.
 """
 
 from __future__ import annotations

@@ -1,17 +1,23 @@
 """Write records with integrity metadata: the sender, its chains, and the writer interface it needs.
 
-Sender
-------
-A log writer that numbers and check-sums what it writes, so that receivers detect loss, change and duplicates.
-
-Owns the critical section: under one lock per partition, rows get their numbers, enter the chain's checksum and
-are passed to the log, so that the log's order is the numbers' order. `Chains` assigns the numbers; `columns` writes the
-bytes.
-
     with log.writer("orders", integrity=True) as sender:
         sender.write(table)
 
-Invariants:
+Owns the critical section: under one lock per partition, rows get their numbers, enter the chain's checksum and are
+passed to the log, so that the log's order is the numbers' order. `Chains` assigns the numbers; `columns` writes the
+bytes. A sender's records in a partition form *chains*: a start record with sequence 0, data and control records 1, 2,
+3, …, and an end record that certifies the sum of all before it.
+
+    state    event                                                 pieces
+    none     anything to send                                      start of chain 0, then it
+    open     anything to send                                      it
+    open     … and the chain is too old, or full                   end, start of the next chain, then it
+    open     the partition is closed                               end, final
+    ended    anything to send                                      start of the next chain, then it
+
+A sender of *headers only* sends no control records: its first data record has sequence 0 and opens the chain, which
+ends at the highest sequence. It may continue a chain that was opened with a start.
+
 S1  a number is assigned once: when an append fails, its records are *owed*. The next call for that partition
     sends them first, byte for byte, and so does `retry()`. Writing the same table object again is also that
     repeat, not a second write, even when another call has sent the records meanwhile. A receiver that got the
@@ -21,47 +27,14 @@ S3  an end is sent by `close()` and by leaving the `with` block without an error
     `close(graceful=False)`, no chain is ended: a failed job certifies nothing.
 S4  one GUID per sender, new each time; a `guid` argument needs the `positions` at which that sender stopped,
     unless every attempt sends the same records in the same order (`sorted_sender`).
-
-Thread rule: a sender may be shared; writes to one partition are serialised, syncs are shared where the log's are.
-
-Output to a log
----------------
-The writer interface of a sender: check first, store later, repeat exactly.
-
-Owns its two implementations. A writer with `prepare` (the embedded log's) checks and encodes everything before the
-first byte is stored, and repeats a failed append with the same bytes. Any other writer is called through its `write`:
-batches are written one by one, each acknowledged before the next, and a failed one is passed again unchanged. Such
-writers need not be thread-safe; one lock guards them.
-
 O1  `InvalidError` from `prepare` means that nothing was stored. After any error from `append`, the batch it
     was writing, and those after it, may or may not be stored; calling `append` again resumes at that batch.
-
-Chains
-------
-The numbering of a sender's records in one partition, as pure rules.
-
-Owns the sender's state machine. A sender's records in a partition form *chains*: a start record with sequence
-0, data and control records 1, 2, 3, …, and an end record that certifies the sum of all before it. `Chains` is
-pure: it returns the batches to send and the state after them; `Sender` sends them and only then stores the
-state.
-
-    state    event                                                 pieces
-    none     anything to send                                      start of chain 0, then it
-    open     anything to send                                      it
-    open     … and the chain is too old, or full                   end, start of the next chain, then it
-    open     the partition is closed                               end, final
-    ended    anything to send                                      start of the next chain, then it
-
-A sender of *headers only* (`headers_only=True`) sends no control records: its first data record has sequence 0 and
-opens the chain, which ends at the highest sequence. It may continue a chain that was opened with a start.
-
-Invariants:
 C1  numbers never decrease: a chain number is used once, a sequence grows by one;
 C2  where chains end depends on records and `now_ms` alone, not on how rows were cut into calls (and not on
     `now_ms` either without a time limit): two attempts at the same rows send the same chains;
 C3  a chain ends before its sequence could overflow.
 
-Thread rule: values and pure functions.
+Thread rule: a sender may be shared; writes to one partition are serialised, syncs are shared where the log's are.
 """
 
 from __future__ import annotations
@@ -81,22 +54,17 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, SizeLike, duration_ms, format_duration, size_bytes
 from tidegate.errors import InvalidError
 from tidegate.integrity.columns import (
-    control_checksum,
-    control_key,
     control_row,
     field_sum,
     joined,
     source_of,
     stamp_rows,
-    with_header,
 )
 from tidegate.integrity.header import (
-    CONTROL_VALUE,
     FINAL,
     HEADERS_ONLY,
     MAX_SEQUENCE,
     NO_CONTROL,
-    ORIGIN_HEADER_KEY,
     ChainOrigin,
     ChecksumType,
     ControlType,
@@ -356,15 +324,12 @@ class Chains:
         if self.headers_only:
             return opened
         payload = start_of_chain_bytes(self.checksum_type)
-        begun = self._add_control(opened, ControlType.START_OF_CHAIN, payload, now_ms, pieces)
-        if self.origin is not None:
-            pieces[-1] = with_header(pieces[-1], ORIGIN_HEADER_KEY, self.origin.to_bytes())
-        return begun
+        return self._add_control(opened, ControlType.START_OF_CHAIN, payload, now_ms, pieces, self.origin)
 
     def _end(self, state: ChainState, now_ms: int, pieces: list[RecordColumns], *, flags: int) -> ChainState:
         certified = EndOfChain(self.checksum_type, state.checksum, state.sequence, state.stamp_sum)
         stamp = self._stamp(state, now_ms, ControlType.END_OF_CHAIN, flags)
-        self._control_piece(stamp, certified.to_bytes(), now_ms, pieces)
+        pieces.append(control_row(stamp, certified.to_bytes(), nonce=self.nonce)[1])
         return state._replace(sequence=state.sequence + 1, is_open=False)
 
     def _add_control(
@@ -374,8 +339,11 @@ class Chains:
         payload: bytes | None,
         now_ms: int,
         pieces: list[RecordColumns],
+        origin: ChainOrigin | None = None,
     ) -> ChainState:
-        stamp = self._control_piece(self._stamp(state, now_ms, control), payload, now_ms, pieces)
+        stamp = self._stamp(state, now_ms, control)
+        stamp, piece = control_row(stamp, payload, nonce=self.nonce, origin=origin)
+        pieces.append(piece)
         summand = 0
         if self.checksum_type is ChecksumType.ADHASH2:
             summand = stamp.crc
@@ -386,14 +354,6 @@ class Chains:
             checksum=(state.checksum + summand) % 2**64,
             stamp_sum=(state.stamp_sum + stamp.stamp_summand) % 2**64,
         )
-
-    def _control_piece(
-        self, stamp: Stamp, payload: bytes | None, now_ms: int, pieces: list[RecordColumns]
-    ) -> Stamp:
-        key = control_key(stamp, self.nonce)
-        stamp = stamp._replace(crc=control_checksum(stamp, key, CONTROL_VALUE, payload))
-        pieces.append(control_row(stamp, nonce=self.nonce, payload=payload, log_time_ms=now_ms))
-        return stamp
 
     def _stamp(self, state: ChainState, now_ms: int, control: int = NO_CONTROL, flags: int = 0) -> Stamp:
         kind = RecordKind.PUT if control == NO_CONTROL else RecordKind.CONTROL

@@ -1,27 +1,13 @@
 """A receiver's state of one partition, its binary encoding, and the manifest of a push.
 
-State
------
-A receiver's state of one partition: its producers, and the phase of its push.
+`ProducerTable` keeps producers as rows with a hash index over their GUIDs, so that kernels update it in place; Python
+code reads and writes `Producer` values. `validator` gives the verdicts.
 
-Owns the producer table, its growth and the expiry of old producers; `validator` gives the verdicts. `ProducerTable`
-keeps producers as rows with a hash index over their GUIDs, so that kernels update it in place; Python code reads and
-writes `Producer` values.
-
-Invariants:
 S1  `next_offset` and the producers describe the same records: they are copied, saved and restored together;
 S2  `index` finds every row below `count` and nothing else.
 
-Thread rule: one thread per state; `copy` shares nothing.
-
-Encoding
---------
-A receiver's state as bytes, and the maximum age of its producers.
-
-Owns the encoding. The store saves the bytes in the same commit as the data and the offset they describe. Only the
-drainer's state is saved (`replica`).
-
-Bytes, big-endian; anything else is a `CorruptError`:
+The encoded state is saved in the same commit as the data and the offset it describes. Bytes, big-endian; anything else
+is a `CorruptError`:
 
     4 bytes "TGIV" | u8 version, 1 | u8 phase, plus 128 once producers were forgotten
     i64 next offset | i64 offset of the end of push, -1 none
@@ -31,28 +17,19 @@ Bytes, big-endian; anything else is a `CorruptError`:
         u8 flags: bit 0 registered, 1 ended, 2 final, 3 tainted | u8 checksum type
     u32 CRC-32C of all before
 
-Thread rule: values and pure functions.
-
-Manifest of a push
-------------------
-The completeness manifest of a push: what each partition must have received, carried by its end of push.
-
-Owns the manifest's bytes and its comparison with the received state. Sequences and checksums cannot detect that the
-last records of a chain, or a whole producer, never arrived. The manifest can: it lists every sender that took part, by
-its last attempt only.
-
-Bytes, big-endian (they are the `divc` of an end of push):
+Sequences and checksums cannot detect that the last records of a chain, or a whole producer, never arrived. The manifest
+can: the `divc` of an end of push lists every sender that took part, by its last attempt only:
 
     u8 version, 1 | u64 data records | u32 producers | per producer, in order of GUID:
         16 bytes GUID | i32 last chain | i32 last sequence | u64 checksum of the last chain | u64 data records
 
-Thread rule: values and pure functions.
+Thread rule: one thread per state; `copy` shares nothing.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -424,15 +401,6 @@ class Sent(NamedTuple):
     records: int
 
 
-class Received(NamedTuple):
-    """What a receiver got from one producer; None where unknown."""
-
-    chain: int
-    sequence: int
-    checksum: int | None = None
-    records: int | None = None
-
-
 class Manifest(NamedTuple):
     """Everything one partition must have received before its end of push."""
 
@@ -483,78 +451,34 @@ class Manifest(NamedTuple):
         return manifest
 
 
-class Shortfall(NamedTuple):
-    """A producer whose received records differ from the manifest."""
+def compare_manifest(payload: bytes | None, known: Callable[[bytes], Producer | None]) -> str:
+    """Compare the manifest of an end of push with the known producers; the difference in words, empty if there is none.
 
-    guid: bytes
-    expected: Sent
-    found: Received | None
-    reason: str
-
-
-class Completeness(NamedTuple):
-    """The result of comparing a manifest with what arrived. `unlisted` producers (losing attempts) are no fault."""
-
-    shortfalls: tuple[Shortfall, ...]
-    unlisted: tuple[bytes, ...]
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.shortfalls
-
-    def __str__(self) -> str:
-        """The shortfalls as text, limited to `MOST_TOLD` producers."""
-        told = "; ".join(shortfall.reason for shortfall in self.shortfalls[:MOST_TOLD])
-        more = len(self.shortfalls) - MOST_TOLD
-        return f"{told}; and {more} more producers" if more > 0 else told or "all that was sent arrived"
-
-
-def check_manifest(manifest: Manifest, received: Mapping[bytes, Received]) -> Completeness:
-    """Compare exactly; fewer records (loss) and more or other records (damage) are both a shortfall."""
-    shortfalls = []
-    for sent in manifest.producers:
-        found = received.get(sent.guid)
-        reason = _difference(sent, found)
-        if reason is not None:
-            shortfalls.append(Shortfall(sent.guid, sent, found, reason))
-    listed = {sent.guid for sent in manifest.producers}
-    return Completeness(tuple(shortfalls), tuple(sorted(set(received) - listed)))
-
-
-def compare_manifest(
-    payload: bytes | None, known: Callable[[bytes], Producer | None]
-) -> Completeness | str | None:
-    """Compare a push's manifest with the known producers: None when they agree, else the difference."""
+    Fewer records (loss) and more or other records (damage) are both a difference. Producers that the manifest does not
+    list are none: they are attempts that lost.
+    """
     try:
         manifest = Manifest.from_bytes(payload or b"")
     except InvalidError as error:
         return str(error)
-    listed = ((sent.guid, known(sent.guid)) for sent in manifest.producers)
-    received = {guid: _received(producer) for guid, producer in listed if producer is not None}
-    completeness = check_manifest(manifest, received)
-    return None if completeness.is_complete else completeness
+    found = [reason for sent in manifest.producers if (reason := _difference(sent, known(sent.guid)))]
+    more = len(found) - MOST_TOLD
+    return "; ".join(found[:MOST_TOLD]) + (f"; and {more} more producers" if more > 0 else "")
 
 
-def _received(producer: Producer) -> Received:
-    """The values a manifest is compared with; without a checksum where the chain has a known gap."""
-    is_whole = producer.registered and not producer.tainted
-    records = None if producer.data_records == UNCOUNTED else producer.data_records
-    return Received(producer.chain, producer.sequence, producer.checksum if is_whole else None, records)
-
-
-def _difference(sent: Sent, found: Received | None) -> str | None:
+def _difference(sent: Sent, found: Producer | None) -> str:
+    name = f"producer {sent.guid.hex()}"
     if found is None:
-        return f"producer {sent.guid.hex()} never arrived; it sent {sent.records} records"
+        return f"{name} never arrived; it sent {sent.records} records"
     if (found.chain, found.sequence) != (sent.chain, sent.sequence):
         return (
-            f"producer {sent.guid.hex()} arrived up to chain {found.chain} sequence {found.sequence}; it sent "
+            f"{name} arrived up to chain {found.chain} sequence {found.sequence}; it sent "
             f"up to chain {sent.chain} sequence {sent.sequence}"
         )
-    if found.records is not None and found.records != sent.records:
-        return f"producer {sent.guid.hex()} sent {sent.records} records, {found.records} arrived"
-    if found.checksum is not None and found.checksum != sent.checksum:
-        return (
-            f"producer {sent.guid.hex()} certified {sent.checksum:016x} for chain {sent.chain}, "
-            f"{found.checksum:016x} arrived"
-        )
-    return None
+    if found.data_records not in (UNCOUNTED, sent.records):
+        return f"{name} sent {sent.records} records, {found.data_records} arrived"
+    if (
+        found.registered and not found.tainted and found.checksum != sent.checksum
+    ):  # else the chain has a known gap
+        return f"{name} certified {sent.checksum:016x} for chain {sent.chain}, {found.checksum:016x} arrived"
+    return ""

@@ -1,25 +1,16 @@
 """Summaries of partition ranges with an associative merge, for the parallel audit.
 
-Owns `RangeSummary`, the result of reading a range of records. Ranges may be cut anywhere and summarised in any process;
-`merge` joins neighbours, in any grouping, to the summary of one pass over all of them. A record cannot be validated
-within a range alone, because its producer's state lies in the range before. A summary therefore answers less than the
-validator, but exactly:
-
-`departures` are the producers with any record that the validator, live and tolerating nothing, finds not OK, each
-with the offset of the first such record. Everything before that offset is proven, checksums of chains included.
-`PartitionValidator` decides about the records after it, and whether compaction or an aged-out head explains them; it
-reads only the partitions of the flagged producers. A partition with records of a push (`has_push`) has a manifest,
-which is checked there.
+Ranges may be cut anywhere and summarised in any process; `merge` joins neighbours, in any grouping, to the summary of
+one pass over all of them. The state of a producer lies in the range before, so a summary answers less than the
+validator, but exactly: `departures` are the producers with any record that the validator, live and tolerating nothing,
+finds not OK, each with the offset of the first such record. Everything before it is proven, checksums of chains
+included. `PartitionValidator` decides about the rest, and about the manifest of a push (`has_push`).
 
 A summary keeps one `Run` for every sequence of a producer's records without a gap: one per chain, and one more for
-each gap or duplicate. Sums are modulo 2^64.
+each gap or duplicate. Sums are modulo 2^64. ADHASH's sum reads every payload a second time, so it is computed only
+where it can matter (`_sums_fields`) and is 0 elsewhere, on both sides of a merge. To read a range batch by batch, call
+`extend`: it knows the chains opened so far.
 
-ADHASH's sum reads every payload a second time, so it is computed only where it can matter (`_sums_fields`): in a chain
-announced as ADHASH, and in one whose start lies before the range, until its end names another type. Elsewhere it is 0,
-on both sides of a merge. To read a range batch by batch, call `extend`: it knows the chains opened so far and skips the
-sum in those that do not need it.
-
-Invariants:
 M1  merge(merge(a, b), c) == merge(a, merge(b, c)), and `RangeSummary()` changes nothing;
 M2  merge(summarise(left), summarise(right)) == summarise(left and right as one batch);
 M3  extend(summary, batch) == merge(summary, summarise(batch)).

@@ -1,58 +1,21 @@
 """Validate the records of one partition: the validator, its settings, metrics, and warnings about faults.
 
-Validator
----------
-Validate one partition's records batch by batch: takes Arrow record batches, returns one verdict per record.
-
 Owns the passage of a batch through the kernels (metadata, checksums, decision table) and the resulting state. The
 rules are in `kernels.validation`; `OnError` decides the reaction to a fault.
 
-Invariants:
 V1  the verdicts of a stream, and the state after it, do not depend on the batch boundaries;
 V2  a batch that stops the partition at a record leaves the state as it was before that record;
 V3  an error raised here (a batch with another schema) changes nothing.
 
-Thread rule: one thread per validator; the kernels run without the interpreter lock.
+A *faulty record* (CORRUPT, AFTER_END, UNSUPPORTED) is not what its producer sent, so it is never passed on: it stops
+the partition, is dropped, or becomes a dead letter. A *gap* (MISSING, UNREGISTERED_PRODUCER) is about missing records:
+it stops the partition or is counted, and the record after the gap is passed on, unless it does not match its own
+checksum (Note.DAMAGED) and is therefore faulty, too.
 
-Settings
---------
-The settings of a partition's validators.
+Metrics have the labels topic, partition and stage (`validator`, `consumer`, `drainer` or `audit`). They are updated
+once per batch. Every fault is counted, few are logged: at most one line per kind of fault and minute.
 
-Owns `ValidationRules` and `OnError`; the tolerance for gaps is in `verdicts`.
-
-There are two kinds of faults. A *faulty record* (CORRUPT, AFTER_END, UNSUPPORTED) is not what its producer sent,
-so it is never passed on: it stops the partition, is dropped, or becomes a dead letter. A *gap* (MISSING,
-UNREGISTERED_PRODUCER) is about missing records: it stops the partition or is counted, and the record after the gap is
-passed on, unless it does not match its own checksum (Note.DAMAGED) and is therefore faulty, too.
-
-Thread rule: values.
-
-Metrics
--------
-The metrics of validation: names, labels, and which stage updates them.
-
-    tidegate_judged_records_total     verdict   records by verdict; `unmanaged` are those without metadata
-    tidegate_integrity_faults_total   phase     records with a fault, before a push had ended and otherwise
-    tidegate_integrity_notes_total    note      records accepted with a note: gaps tolerated, and so on
-    tidegate_tracked_producers                  gauge: producers that a receiver holds in memory
-    tidegate_expired_producers_total            producers forgotten because of their age
-    tidegate_checkpoints_total                  checkpoints taken
-    tidegate_checkpoint_bytes                   gauge: the size of the last one
-
-All have the labels topic, partition and stage (`validator`, `consumer`, `drainer` or `audit`); each stage counts the
-records it validates. They are updated once per batch, never per record.
-
-Thread rule: one thread per `Counters`; the metrics behind them are shared.
-
-Counts and warnings
--------------------
-Fault counters and rate-limited warnings: every fault is counted, few are logged.
-
-Owns the counters of a partition and the throttle of its warnings; `ValidationRules` decides what a fault does to the
-partition. A new leader can meet one fault per producer at once, so there is at most one line per kind of fault and
-minute; the next line gives the number that was suppressed.
-
-Thread rule: one thread per `FaultLog`.
+Thread rule: one thread per validator, `Counters` and `FaultLog`; the kernels run without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -62,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -342,10 +305,8 @@ class PartitionValidator:
                 run.sums = computed_field_sums(batch, columns)
             elif run.reason == PUSH_ENDS:
                 checked = int(offsets[run.row])
-                difference = compare_manifest(
-                    control_payload(batch.column("headers"), run.row), self.state.producers.get
-                )
-                shortfall = "" if difference is None else str(difference)
+                payload = control_payload(batch.column("headers"), run.row)
+                shortfall = compare_manifest(payload, self.state.producers.get)
             else:
                 break
         judged = self._judged(run, shortfall)
@@ -466,20 +427,49 @@ class _Findings(Sequence[Finding]):
             raise IndexError(f"finding {number} of {len(self)}")
         number %= len(self)
         run, row = self._run, int(self._run.fault_rows[number])
-        before = run.before[number]
-        return Finding.of(
+        before, record = run.before[number], run.columns.rows[row]
+        rule = Rule(int(run.rules[row]))
+        is_known = int(before["chain"]) >= 0
+        detail = ""
+        if record["state"] == MANAGED and run.crcs[row] != record["crc"]:
+            detail = f"its checksum is {run.crcs[row]:08x}, its header says {record['crc']:08x}"
+        elif rule is Rule.M1:
+            detail = self._shortfall
+        elif rule is Rule.U4:
+            detail = (
+                "the partition has as many producers as it may; a shorter max_age forgets silent ones earlier"
+            )
+        elif rule is Rule.C6 and is_known:
+            detail = _broken_chain(before, record)
+        return Finding(
             self._topic,
             self._partition,
             Verdict(int(run.verdicts[row])),
-            Rule(int(run.rules[row])),
-            offset=int(run.offsets[row]),
-            log_time=int(run.times[row]),
-            stamp=run.columns.stamp(row) if run.columns.state[row] == MANAGED else None,
-            before=before if int(before["chain"]) >= 0 else None,
-            record=run.columns.rows[row],
-            computed_crc=int(run.crcs[row]),
-            shortfall=self._shortfall if run.rules[row] == Rule.M1 else "",
+            rule,
+            int(run.offsets[row]),
+            int(run.times[row]),
+            run.columns.stamp(row) if record["state"] == MANAGED else None,
+            previous_chain=int(before["chain"]) if is_known else None,
+            previous_sequence=int(before["sequence"]) if is_known else None,
+            previous_offset=int(before["offset"]) if is_known else None,
+            registered=bool(before["registered"]) if is_known else None,
+            detail=detail,
         )
+
+
+def _broken_chain(before: Any, record: Any) -> str:
+    """The text of certified against received sums; equal contents mean that only headers were changed."""
+    came, certified = int(before["checksum"]), int(record["certified_checksum"])
+    counts = int(before["records"]), int(record["certified_records"])
+    if (came, counts[0]) == (certified, counts[1]):
+        return (
+            f"keys and values of all {counts[0]} records are as certified, but their headers (numbers, producer's "
+            "times) do not sum up to what the chain's end certifies"
+        )
+    return (
+        f"the chain's records sum up to {came:016x} ({counts[0]} records), its end certifies {certified:016x} "
+        f"({counts[1]} records)"
+    )
 
 
 def reasons_of(rows: NDArray[np.int64], judged: Judged, batch: pa.RecordBatch) -> tuple[str, ...]:
@@ -524,44 +514,26 @@ class Throttle:
         return held
 
 
-@dataclass(slots=True)
-class FaultCounts:
-    """Counts of a partition: records by verdict, `faults` (fatal ones), `expired` and `tracked` producers."""
-
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
-    notes: Counter[Note] = field(default_factory=Counter)
-    faults: int = 0
-    expired: int = 0
-    tracked: int = 0
-
-    @property
-    def records(self) -> int:
-        return sum(self.verdicts.values())
-
-
 class FaultLog:
     """Counts the verdicts of one partition and warns about faults, at most once a minute for each kind."""
 
     def __init__(self, *, throttle: Throttle | None = None) -> None:
         """Pass a `throttle` that lives longer to keep the rate limit across instances."""
-        self.counts = FaultCounts()
+        self.verdicts: Counter[Verdict] = Counter()
+        self.faults = 0
         self._throttle = throttle or Throttle()
 
     def take(self, judged: Judged, now_ms: int) -> None:
         """Count a batch; warn about its faults."""
         fatal = judged.is_fatal
         for verdict, count in judged.counts.items():
-            self.counts.verdicts[verdict] += count
+            self.verdicts[verdict] += count
             faults = int((judged.verdicts[fatal] == verdict).sum()) if count and fatal.any() else 0
             if faults:
-                self.counts.faults += faults
+                self.faults += faults
                 self._warn(judged, verdict, faults, now_ms)
-        for note in COUNTED_NOTES:
-            self.counts.notes[note] += judged.noted(note)
-        if judged.noted(Note.IGNORED):
-            held = self._throttle.held_back("push", now_ms)
-            if held is not None:
-                logger.warning("a start or end of push that came again, or too late, was ignored")
+        if judged.noted(Note.IGNORED) and self._throttle.held_back("push", now_ms) is not None:
+            logger.warning("a start or end of push that came again, or too late, was ignored")
 
     def _warn(self, judged: Judged, verdict: Verdict, count: int, now_ms: int) -> None:
         held = self._throttle.held_back(verdict.label, now_ms, count)

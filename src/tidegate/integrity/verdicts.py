@@ -1,36 +1,19 @@
 """The result of validating a record: verdicts, rules, notes, findings, and the tolerance for gaps.
 
-Verdicts
---------
-The outcome of validating one record: a verdict, the rule that gave it, and notes to count.
-
 A verdict is a value, never an exception. By default *fatal* verdicts stop a partition before the end of a push; after
 it they are counted, and a faulty record is left out (`validator.ValidationRules`). DUPLICATE is benign; UNMANAGED and
 HEARTBEAT records are not validated.
 
-Tolerance for gaps
-------------------
-Decides when a gap in a producer's numbering may come from log compaction and is therefore not a loss.
-
 Compaction keeps a record until it is `min.compaction.lag.ms` old, so a gap in front of a younger record is loss. The
 age is that of the *incoming* record, as in Venice. By the *previous* record's age, a producer that was silent for
-longer than the lag could hide loss; gaps that pass only by that age carry the note TOLERATED_SUSPECT.
-
-Where the offset below which a partition was compacted is known (`compacted_below`, see `log.checkpoints`), a gap after
-a record at or above that offset is loss at any age. A gap that begins below that offset and ends above it is tolerated
-as suspect: compaction keeps the last record of the range it cleans, unless another producer wrote the same key.
+longer than the lag could hide loss; gaps that pass only by that age carry the note TOLERATED_SUSPECT. Where the offset
+below which a partition was compacted is known (`compacted_below`, see `log.checkpoints`), a gap after a record at or
+above that offset is loss at any age. A gap that begins below that offset and ends above it is tolerated as suspect:
+compaction keeps the last record of the range it cleans, unless another producer wrote the same key.
 
 Record times are log timestamps (negative: none); `now_ms` is fixed for the whole round and passed by the caller.
 
 Thread rule: values and pure functions; `compacted_below` may read a file.
-
-Findings
---------
-One fault with the facts needed to find its cause.
-
-A `Finding` formats its text only when it is read, so that a large number of faults costs no more than counting them.
-
-Thread rule: values.
 """
 
 from __future__ import annotations
@@ -237,49 +220,6 @@ class Finding:
     registered: bool | None = None
     detail: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        topic: str,
-        partition: int,
-        verdict: Verdict,
-        rule: Rule,
-        *,
-        offset: int,
-        log_time: int,
-        stamp: Stamp | None,
-        before: Any,
-        record: Any,
-        computed_crc: int,
-        shortfall: str,
-    ) -> Finding:
-        """Build from the kernel's rows: `before` is the producer's state before the record, or None."""
-        detail = shortfall
-        if stamp is not None and computed_crc != stamp.crc:
-            detail = f"its checksum is {computed_crc:08x}, its header says {stamp.crc:08x}"
-        elif rule is Rule.U4:
-            detail = (
-                "the partition has as many producers as it may; a shorter max_age forgets silent ones earlier"
-            )
-        elif rule is Rule.C6 and before is not None:
-            detail = _broken_chain(before, record)
-        if before is None:
-            return cls(topic, partition, verdict, rule, offset, log_time, stamp, detail=detail)
-        return cls(
-            topic,
-            partition,
-            verdict,
-            rule,
-            offset,
-            log_time,
-            stamp,
-            previous_chain=int(before["chain"]),
-            previous_sequence=int(before["sequence"]),
-            previous_offset=int(before["offset"]),
-            registered=bool(before["registered"]),
-            detail=detail,
-        )
-
     @property
     def producer(self) -> str | None:
         """The producer's GUID in hexadecimal digits."""
@@ -313,18 +253,3 @@ class Finding:
             producer=self.producer,
             kind=self.verdict.label,
         )
-
-
-def _broken_chain(before: Any, record: Any) -> str:
-    """The text of certified against received sums; equal contents mean that only headers were changed."""
-    came, certified = int(before["checksum"]), int(record["certified_checksum"])
-    counts = int(before["records"]), int(record["certified_records"])
-    if (came, counts[0]) == (certified, counts[1]):
-        return (
-            f"keys and values of all {counts[0]} records are as certified, but their headers (numbers, producer's "
-            "times) do not sum up to what the chain's end certifies"
-        )
-    return (
-        f"the chain's records sum up to {came:016x} ({counts[0]} records), its end certifies {certified:016x} "
-        f"({counts[1]} records)"
-    )

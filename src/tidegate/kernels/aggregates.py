@@ -1,56 +1,25 @@
 """Aggregates by group: exact sums of doubles, sums, minima and maxima, HyperLogLog sketches.
 
-Exact sums
-----------
-Exact sums of doubles, as numbers in base 2^32 of variable length.
+`groups[row]` is the group of a row. Validity is a bitmap from bit `valid_start` on; no bytes means that all are valid.
 
-A sum is Σ digit[i] · 2^(32·(low + i) − 1088): digits are 32 bits each, the top one signed (two's complement).
-Position 0 lies below the smallest double, so every finite double is a whole number of units, and sums of any
-number of them are exact. Written down:
+An exact sum is a number in base 2^32 of variable length, Σ digit[i] · 2^(32·(low + i) − 1088), with 32-bit digits and
+a signed top one. Position 0 lies below the smallest double, so sums of any number of doubles are exact. Its bytes are
 
     flags u8 | low u8 | digits u32…      little-endian; flags: 1 saw +∞, 2 saw −∞, 4 saw NaN
 
-The form is canonical: the lowest digit is not 0, the top digit is not a mere repetition of the sign, and there are no
-digits for 0 or with a flag. So equal multisets of inputs have equal bytes, however they were divided and merged.
+without a lowest digit of 0, a top digit that only repeats the sign, or digits for 0 or with a flag: equal multisets of
+inputs have equal bytes, however they were divided and merged. While adding, each group has a row of int64 limbs, one
+for each digit and one for carries; a limb takes 2^31 addends, more than an Arrow column has. The steps are `span_*`
+(positions), `lay_out` (limbs), `add_*`, `settle` (carries, lengths), `write_sums`.
 
-While adding, each group has a row of int64 limbs, one for each digit between the lowest and the highest
-position of its inputs and one more for carries. A limb takes 2^31 addends before it could overflow, more than an
-Arrow column has. The steps are `span_*` (positions), `lay_out` (limbs), `add_*`, `settle` (carries,
-lengths), `write_sums`. Validity is a bitmap from bit `valid_start` on; no bytes means that all are valid.
+`add_narrow` and `write_narrow` write the same bytes where 128 bits hold the sum of all values. The lowest bit of a
+group's two words says whether it has a value; the others are the sum in units of the lowest bit of any value.
 
-Exact sums in a narrow range of exponents
------------------------------------------
-Exact sums of doubles within a narrow range of exponents, such as amounts of money.
-
-Writes the same bytes as `write_sums`, where 128 bits suffice for the sum of all values, from the lowest bit of the
-smallest to the sign: two words per group, one pass to add, one to write.
-
-    lower word, bit 0   whether the group has a value
-    bits 1 … 127        the sum, in units of the lowest bit that any value has, two's complement
-
-Folds
------
-Sums and extrema by group; `groups[row]` is the group of a row.
-
-    count_rows   rows of each group
-    add_numbers  sums of int64
-    add_wide     sums of whole numbers of one, two or four 64-bit words (decimals), in two or four words
-    pick_rows    the row with the lowest or highest order key
-
-Validity is a bitmap from bit `valid_start` on; no bytes means that all are valid. Sums of doubles: see above.
-
-HyperLogLog
------------
-HyperLogLog sketches: built from hashes, merged, and estimated.
-
-A sketch has 4096 registers of 0 to 53. Its bytes are
+A sketch has 4096 registers, chosen by the top 12 bits of a hash; one keeps the largest of (leading zeros of the other
+52 bits) + 1. While fewer than 1366 registers are set its bytes have the first form, then the second:
 
     01 | place and value of each register that is not 0, ascending: three bytes big-endian, place << 6 | value
     02 | all registers, a byte each
-
-the first form while fewer than 1366 registers are set, the second from then on: one set, one sequence of bytes.
-
-The register of a hash is chosen by its top 12 bits; it keeps the largest of (leading zeros of the other 52) + 1.
 """
 
 from __future__ import annotations
@@ -59,7 +28,6 @@ from typing import Any, Final
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -69,6 +37,9 @@ from tidegate.kernels.jit import (
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    READ_UINT64S,
+    UINT64S,
+    helper,
     int64,
     keep,
     kernel,
@@ -93,7 +64,6 @@ NO_POSITION: Final = 255
 UNITS: Final = 1088  # position 0 is 2^-1088; the smallest double is 2^-1074
 ROOM: Final = 1  # limbs above the highest position: 2^31 addends carry less than 32 bits and a sign
 AHEAD: Final = 16  # rows between the one at hand and the one whose limbs are fetched
-UINT64S = types.Array(types.uint64, 1, "C")
 _FRACTION: Final = (1 << 52) - 1
 _DIGIT: Final = (1 << 32) - 1
 _ONE, _U0 = np.uint64(1), np.uint64(0)
@@ -101,7 +71,7 @@ _TOP, _U64 = np.uint64(1 << 63), np.uint64(64)
 _SIGN: Final = 1 << 31
 
 
-@register_jitable
+@helper
 def is_valid(bitmap: Any, start: int, row: int) -> Any:
     if bitmap.shape[0] == 0:
         return True
@@ -109,7 +79,7 @@ def is_valid(bitmap: Any, start: int, row: int) -> Any:
     return (int64(bitmap[bit >> 3]) >> (bit & 7)) & 1 != 0
 
 
-@register_jitable
+@helper
 def _bit_position(bits: Any) -> Any:
     """The position of the lowest bit of a finite double's fraction."""
     return max((bits >> 52) & 0x7FF, 1) - 1075 + UNITS
@@ -215,7 +185,7 @@ def add_doubles(
         limbs[at + 2] += high
 
 
-@register_jitable
+@helper
 def _load_digit(source: Any, at: int) -> Any:
     low = load(source, at) | (load(source, at + 1) << 8)
     return low | (load(source, at + 2) << 16) | (load(source, at + 3) << 24)
@@ -299,7 +269,7 @@ def write_sums(limbs: Any, lows: Any, flags: Any, places: Any, bounds: Any, data
             at, limb = at + 4, limb + 1
 
 
-@register_jitable
+@helper
 def _magnitude(source: Any, start: int, digit: int, is_negative: bool) -> Any:
     """A digit of the absolute value; the lowest digit is never 0, so below it nothing is borrowed."""
     number = _load_digit(source, start + HEADER + 4 * digit)
@@ -308,7 +278,7 @@ def _magnitude(source: Any, start: int, digit: int, is_negative: bool) -> Any:
     return np.uint64((1 << 32) - number if digit == 0 else _DIGIT - number)
 
 
-@register_jitable
+@helper
 def _nearest(source: Any, start: int, digits: int, scale: int) -> Any:
     """The bits of the double nearest to a written sum times 2^-scale, to the even one of two as near."""
     is_negative = _load_digit(source, start + HEADER + 4 * (digits - 1)) >> 31 != 0
@@ -349,7 +319,7 @@ def _nearest(source: Any, start: int, digits: int, scale: int) -> Any:
     return bits | _TOP if is_negative else bits
 
 
-@register_jitable
+@helper
 def _nearest_short(source: Any, start: int, digits: int) -> Any:
     """`_nearest` for at most three digits and no scale, in two words and without a loop."""
     at = start + HEADER
@@ -508,7 +478,6 @@ def write_narrow(sums: Any, low: int, bounds: Any, data: Any, valid: Any) -> Any
 
 # -- folds -----------------------------------------------------------------------------------------
 
-READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 _U1 = np.uint64(1)
 _SIGN_BIT = np.uint64(63)
@@ -564,7 +533,7 @@ def add_wide(
             sums[into + word] = with_carry
 
 
-@register_jitable
+@helper
 def _is_below(first: Any, second: Any, third: Any, left: Any, right: Any) -> bool:
     if first[left] != first[right] or second.shape[0] == 0:
         return bool(first[left] < first[right])
@@ -610,7 +579,7 @@ _BITS, _REST = np.uint64(BITS), np.uint64(REST)
 _END = np.uint64(1 << (BITS - 1))  # stops the count at 53
 
 
-@register_jitable
+@helper
 def _raise(registers: Any, places: Any, met: Any, place: Any, value: Any) -> Any:
     """Raise a register; how many are set, the first `FEW` of them named in `places` as they come."""
     before = load(registers, place)
@@ -623,7 +592,7 @@ def _raise(registers: Any, places: Any, met: Any, place: Any, value: Any) -> Any
     return met
 
 
-@register_jitable
+@helper
 def _put(content: Any, at: Any, place: Any, value: Any) -> Any:
     entry = (place << 6) | value
     store(content, at, entry >> 16)
@@ -632,7 +601,7 @@ def _put(content: Any, at: Any, place: Any, value: Any) -> Any:
     return at + 3
 
 
-@register_jitable
+@helper
 def _write(registers: Any, places: Any, met: Any, content: Any, at: Any) -> Any:
     """Write the sketch and set the registers back to 0; where it ends."""
     if met > MOST_SPARSE:
@@ -680,7 +649,7 @@ def sketch_hashes(hashes: Any, order: Any, starts: Any, scratch: Any, ends: Any,
         ends[group + 1] = at
 
 
-@register_jitable
+@helper
 def _add(source: Any, first: Any, stop: Any, registers: Any, places: Any, met: Any) -> Any:
     """Raise the registers by a sketch: how many are set; -1 for bytes that are none."""
     if stop == first:
@@ -726,7 +695,7 @@ def merge_sketches(
     return int64(-1)
 
 
-@register_jitable
+@helper
 def _sigma(share: Any) -> Any:
     """x + Σ x^(2^k) · 2^(k − 1)."""
     if share == 1.0:
@@ -740,7 +709,7 @@ def _sigma(share: Any) -> Any:
     return total
 
 
-@register_jitable
+@helper
 def _tau(share: Any) -> Any:
     """(1 − x − Σ (1 − x^(2^−k))² · 2^−k) / 3."""
     if share == 0.0 or share == 1.0:

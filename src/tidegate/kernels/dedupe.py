@@ -1,28 +1,15 @@
 """Deduplication: fingerprints of record identities, and the decision for each record.
 
-Decisions
----------
-Computes the verdicts of deduplication.
-
-`decide` walks groups of records with one identity, in the order of `arrange_rows`. The times at which the identity was
-accepted are kept sorted; a record is compared with those less than the horizon from it. All numbers are defined in
-`windows/operators/dedupe.py`.
-
-Fingerprints
-------------
-Computes fingerprints of identities, and sorts the records into the order of runs.
-
-An identity is the pair (record key, id), both bytes. Its fingerprint is SipHash-2-4 with 128 bits of output of
+An identity is the pair (record key, id). Its fingerprint is SipHash-2-4 with 128 bits of output, low word first, of
 
     key, filled up with zeros to whole words | id, the same | length of key u32 LE | length of id, 3 bytes LE
 
-so different pairs are different messages. It is stored as 16 bytes: the low word little-endian, then the high one. A
-single message is a chain of dependent operations; here `LANES` messages are processed in parallel, word by word, which
-compilers vectorise.
+so different pairs are different messages. A message is a chain of dependent operations; `LANES` messages are processed
+side by side, which compilers vectorise. Rows are sorted into the order of a run's directory (XXH64 of the fingerprint)
+through one integer each: upper bits of the hash, then the row number; `arrange_rows` orders those still equal.
 
-Rows are sorted into the order of a run's directory, by XXH64 of those 16 bytes, through one integer per row: upper bits
-of the hash, then the row number. `arrange_rows` then orders the few that are equal so far. Rows are referred to by
-number instead of being copied, because extra writes cost more than random reads.
+`decide` walks groups of records with one identity. The times at which the identity was accepted are kept sorted; a
+record is compared with those less than the horizon from it. `windows/operators/dedupe.py` defines the numbers.
 
 Callers guarantee (K2): offsets of keys and ids never decrease and end inside their bytes.
 """
@@ -33,7 +20,6 @@ from typing import Any, Final
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.hashing import (
     _P1,
@@ -45,7 +31,6 @@ from tidegate.kernels.hashing import (
     _U29,
     _U33,
     PRINTS,
-    READ_FLAGS,
     UINT64,
     _round,
     absorb_word,
@@ -59,9 +44,13 @@ from tidegate.kernels.jit import (
     INT64,
     INT64S,
     READ_BYTES,
+    READ_FLAGS,
     READ_INT32S,
     READ_INT64S,
+    READ_UINT64S,
+    UINT64S,
     compare,
+    helper,
     int64,
     keep,
     kernel,
@@ -75,8 +64,6 @@ from tidegate.kernels.sorting import sort_rows
 
 # -- fingerprints ----------------------------------------------------------------------------------
 
-UINT64S = types.Array(types.uint64, 1, "C")
-READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
 PRINT_BYTES: Final = 16
 LANES: Final = 32
 BLOCK: Final = 512  # fingerprints that are hashed at once
@@ -85,7 +72,7 @@ _U0, _U8, _U16, _U32, _U56 = (np.uint64(number) for number in (0, 8, 16, 32, 56)
 _WORD: Any = np.uint64
 
 
-@register_jitable
+@helper
 def _word_at(source: Any, size: Any, start: Any, stop: Any) -> Any:
     """Up to eight bytes from `start` on, none from `stop` on; `size` is how many bytes the source has."""
     if stop - start >= 8:
@@ -99,7 +86,7 @@ def _word_at(source: Any, size: Any, start: Any, stop: Any) -> Any:
     return word
 
 
-@register_jitable
+@helper
 def _lengths(key_length: Any, id_length: Any) -> Any:
     """The last word of a message."""
     words = ((key_length + 7) >> 3) + ((id_length + 7) >> 3)
@@ -107,7 +94,7 @@ def _lengths(key_length: Any, id_length: Any) -> Any:
     return last | (np.uint64((8 * words + 7) & 0xFF) << _U56)
 
 
-@register_jitable
+@helper
 def _alone(
     keys: Any, key_size: Any, key_start: Any, key_stop: Any,
     ids: Any, id_size: Any, id_start: Any, id_stop: Any, secret0: Any, secret1: Any,
@@ -125,7 +112,7 @@ def _alone(
     return finish_sip(v0, v1, v2, v3)
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def hash_print(low: Any, high: Any) -> Any:
     """XXH64, seed 0, of the 16 bytes of a fingerprint."""
     digest = _P5 + _U16
@@ -136,7 +123,7 @@ def hash_print(low: Any, high: Any) -> Any:
     return digest ^ (digest >> _U32)
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def _hash_lanes(
     words: Any, counts: Any, state: Any, least: Any, most: Any, secret0: Any, secret1: Any
 ) -> None:
@@ -181,7 +168,7 @@ def _hash_lanes(
         store(words, 2 * LANES + lane, int64(hash_print(low, high)))
 
 
-@register_jitable
+@helper
 def _even_words(source: Any, size: Any, bounds: Any, first: Any, words: Any, line: Any) -> Any:
     """The words of `LANES` values of one width into the lines from `line` on; how many each has, -1 if they are not
     even or stand too near the end to be read by the word."""
@@ -292,7 +279,7 @@ def fingerprint_pairs(
     return found
 
 
-@register_jitable
+@helper
 def _is_above(source: Any, left: Any, right: Any) -> bool:
     """Whether the fingerprint of row `left` stands after that of row `right`, by hash and then by bytes."""
     at, other = PRINT_BYTES * int64(left), PRINT_BYTES * int64(right)
@@ -303,7 +290,7 @@ def _is_above(source: Any, left: Any, right: Any) -> bool:
     return bool(compare(source, at, at + PRINT_BYTES, source, other, other + PRINT_BYTES) > 0)
 
 
-@register_jitable
+@helper
 def _same_print(source: Any, row: Any, other: Any) -> bool:
     at, before = PRINT_BYTES * row, PRINT_BYTES * other
     return bool(
@@ -382,7 +369,7 @@ NOT_KEPT: Final = -(2**31)
 AHEAD: Final = 4  # groups whose rows are asked for before they are looked at
 
 
-@register_jitable
+@helper
 def _first_at(times: Any, count: Any, wanted: Any) -> Any:
     low, high = int64(0), int64(count)
     if high > 0 and times[high - 1] < wanted:  # mostly time goes on
@@ -396,7 +383,7 @@ def _first_at(times: Any, count: Any, wanted: Any) -> Any:
     return low
 
 
-@register_jitable
+@helper
 def _is_near(later: Any, earlier: Any, within: Any) -> Any:
     """Whether two times are less than `within` apart; their difference fits an unsigned word."""
     return np.uint64(later) - np.uint64(earlier) < np.uint64(within)

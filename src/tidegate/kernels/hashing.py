@@ -1,53 +1,22 @@
 """Hashes and checksums of columns: XXH64, murmur2, CRC-32, SipHash, and a table of key fingerprints.
 
-XXH64
------
-XXH64 with seed 0 over the values of a binary column (the algorithm: xxHash specification 0.1.1, XXH64).
+Columns are Arrow binary columns: one byte buffer and n + 1 int32 offsets, which never decrease, end inside the buffer
+and need not start at 0; a mask says which rows have a value.
 
-Values come as an Arrow binary column has them: one byte buffer and n + 1 int32 offsets, not starting at 0 for
-a slice. The caller has validated the offsets: they never decrease and end inside the buffer.
+XXH64 is that of the xxHash specification 0.1.1 with seed 0. Murmur2 is Kafka's partitioner: seed and sign bit as there.
 
-Murmur2, Kafka's partitioner
-----------------------------
-The partition of each key of a column: murmur2 with Kafka's seed.
+An unfinished CRC-32 (zlib's) is inverted, in a 64-bit number: it begins as `ONES` and ends with `^ ONES`. Processors
+with carry-less multiplication take sixteen bytes per step: the remainder of a polynomial is that of its high half times
+a constant plus its low half, so 128 bits fold onto the next 128 by two multiplications. The rest, and other processors,
+use tables of eight bytes per step.
 
-Kafka's default partitioner hashes the key bytes to a signed 32-bit number, clears its sign bit and takes the
-rest modulo the number of partitions; every client that shares a topic must agree on it.
-
-Keys are given as an Arrow binary column: one byte buffer and n + 1 int32 offsets, with a mask of the rows that have a
-key. Numbers are kept in 64 bits and truncated to 32 after each step, so that the plain-Python form of the kernel gives
-the same result.
-
-CRC-32
-------
-CRC-32 (IEEE, zlib's) inside kernels.
-
-Owns the arithmetic; the caller chooses the bytes. An unfinished CRC is a 64-bit number whose upper half is zero,
-inverted: it begins as `ONES` and ends with `^ ONES`, as in zlib.
-
-It takes sixteen bytes per step on processors with carry-less multiplication (x86 `pclmulqdq`, chosen when the module is
-loaded; numba caches kernels per processor): the remainder of a polynomial is the remainder of its high half times a
-constant plus its low half, so 128 bits fold onto the next 128 by two multiplications, and two more steps reduce 128
-bits to 32. The remaining bytes, and all bytes on other processors, use tables of eight bytes per step.
-
-SipHash and the table of key fingerprints
------------------------------------------
-Record keys as 128-bit fingerprints in an open-addressing table: key → the last offset it was seen at.
-
-The fingerprint is SipHash-2-4 with 128 bits of output under a random secret per table, so two keys collide only by
-chance (about n²/2^129), and chosen keys cannot be made to collide; the keys themselves are not stored.
-
-Table: one C-ordered uint64 row of three words for each slot,
+The fingerprint of a key is SipHash-2-4 with 128 bits of output under a random secret per table: keys collide by chance
+only (about n²/2^129) and are not stored. The table is one C-ordered uint64 row of three words for each slot,
 
     | low half of the fingerprint | high half | offset + 1 |
 
-where a last word of 0 marks an empty slot. A fingerprint starts at slot (its bits 32 to 63) × slots / 2^32
-and probes linearly until it is found or a slot is empty; entries are never removed, so there are no tombstones. The
-caller keeps at least one slot empty, so that a look-up ends.
-
-Keys are given as an Arrow binary column: one byte buffer and n + 1 int32 offsets, with a mask of the rows to process.
-Fingerprints are computed for many keys before any is looked up, so that the cache misses of the look-ups overlap. All
-kernels release the interpreter lock.
+where a last word of 0 marks an empty slot. A fingerprint starts at slot (its bits 32 to 63) × slots / 2^32 and probes
+linearly; entries are never removed. The caller keeps at least one slot empty, so that a look-up ends.
 """
 
 from __future__ import annotations
@@ -59,15 +28,17 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.registry import cpu_target
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     INT32S,
     INT64,
     INT64S,
     READ_BYTES,
+    READ_FLAGS,
     READ_INT32S,
     READ_INT64S,
+    UINT64S,
+    helper,
     int64,
     kernel,
     load,
@@ -80,7 +51,6 @@ from tidegate.kernels.jit import (
 
 # -- XXH64 -----------------------------------------------------------------------------------------
 
-UINT64S = types.Array(types.uint64, 1, "C")
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)
@@ -94,22 +64,22 @@ _U1, _U7, _U11, _U12, _U18, _U23, _U27, _U29, _U31, _U33 = (
 )
 
 
-@register_jitable
+@helper
 def _rotate(word: Any, bits: Any) -> Any:
     return (word << bits) | (word >> (_U64 - bits))
 
 
-@register_jitable
+@helper
 def _round(lane: Any, word: Any) -> Any:
     return _rotate(lane + word * _P2, _U31) * _P1
 
 
-@register_jitable
+@helper
 def _merge_lane(digest: Any, lane: Any) -> Any:
     return (digest ^ _round(np.uint64(0), lane)) * _P1 + _P4
 
 
-@register_jitable
+@helper
 def xxh64(data: Any, start: int, stop: int) -> Any:
     """XXH64, seed 0, of data[start:stop]; `data` is a pointer to bytes."""
     at = start
@@ -153,13 +123,12 @@ def hash_values(data: Any, bounds: Any, hashes: Any) -> None:
 
 # -- murmur2, Kafka's partitioner ------------------------------------------------------------------
 
-READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 
 
-@register_jitable
+@helper
 def _murmur2(source: Any, start: Any, end: Any) -> Any:
     """The unsigned 32-bit hash of source[start:end]."""
     length = end - start
@@ -238,7 +207,7 @@ def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
 _T: Final = _tables()
 
 
-@register_jitable
+@helper
 def fold_int32(crc: Any, value: Any) -> Any:
     """Add four bytes to the CRC: the low half of `value`, big-endian."""
     first = _T[3, (crc ^ (value >> 24)) & 0xFF] ^ _T[2, ((crc >> 8) ^ (value >> 16)) & 0xFF]
@@ -246,13 +215,13 @@ def fold_int32(crc: Any, value: Any) -> Any:
     return np.int64(first ^ second)
 
 
-@register_jitable
+@helper
 def fold_int64(crc: Any, value: Any) -> Any:
     """Add eight bytes to the CRC: `value`, big-endian."""
     return fold_int32(fold_int32(crc, value >> 32), value)
 
 
-@register_jitable
+@helper
 def fold_bytes(crc: Any, data: Any, start: Any, stop: Any) -> Any:
     """Add the bytes data[start:stop] to the CRC; `data` is a pointer."""
     at = start
@@ -368,7 +337,7 @@ _U13, _U16, _U17, _U21, _U32 = (np.uint64(bits) for bits in (13, 16, 17, 21, 32)
 _FINAL, _SECOND = np.uint64(0xEE), np.uint64(0xDD)
 
 
-@register_jitable
+@helper
 def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     v0 += v1
     v1 = _rotate(v1, _U13) ^ v0
@@ -383,7 +352,7 @@ def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     return v0, v1, v2, v3
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def begin_sip(secret0: Any, secret1: Any) -> Any:
     return (
         secret0 ^ np.uint64(0x736F6D6570736575),
@@ -393,7 +362,7 @@ def begin_sip(secret0: Any, secret1: Any) -> Any:
     )
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def absorb_word(v0: Any, v1: Any, v2: Any, v3: Any, word: Any) -> Any:
     v3 ^= word
     v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
@@ -401,7 +370,7 @@ def absorb_word(v0: Any, v1: Any, v2: Any, v3: Any, word: Any) -> Any:
     return v0 ^ word, v1, v2, v3
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def _four_rounds(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
     v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
@@ -409,7 +378,7 @@ def _four_rounds(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     return _sip_round(v0, v1, v2, v3)
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def finish_sip(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     """The two words of the fingerprint."""
     v0, v1, v2, v3 = _four_rounds(v0, v1, v2 ^ _FINAL, v3)
@@ -418,7 +387,7 @@ def finish_sip(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     return low, v0 ^ v1 ^ v2 ^ v3
 
 
-@register_jitable
+@helper
 def _fingerprint(data: Any, start: Any, end: Any, secret0: Any, secret1: Any) -> Any:
     """SipHash-2-4-128 of data[start:end]: (low half, high half)."""
     v0, v1, v2, v3 = begin_sip(secret0, secret1)
@@ -444,7 +413,7 @@ def fingerprint_keys(data: Any, bounds: Any, mask: Any, secret0: Any, secret1: A
             prints[row, 1] = high
 
 
-@register_jitable
+@helper
 def _slot(table: Any, low: Any, high: Any) -> Any:
     """The slot that holds the fingerprint, or the empty one where it belongs."""
     slots = table.shape[0]

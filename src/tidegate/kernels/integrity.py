@@ -1,26 +1,9 @@
-"""Read, check-sum and write the integrity headers of many records at once.
+"""Read, check-sum and write the integrity headers of many records at once, over Arrow buffers.
 
-Reading headers
----------------
-Decodes the `div` and `divc` headers of many records, over Arrow buffers (layouts: `integrity/header.py`).
-
-`read_stamps` converts a headers column into one `STAMP_ROW` per record. It never fails: a record without `div` is
-unmanaged, one with invalid metadata is malformed (the rules: `integrity/columns.py`).
-
-Checksums
----------
-Computes the checksums of many records, over Arrow buffers (what they cover: `integrity/columns.py`).
-
-Owns the loop; the CRC arithmetic is in `hashing`. A library computes one CRC per call, and a call per record from
-Python costs more than the checksum.
-
-Writing headers
----------------
-Writes new `div` headers for many records, over Arrow buffers (layout: `integrity/header.py`).
-
-`stamp_records` numbers and check-sums rows as long as they fit their chain, and writes 40 bytes for each;
-`measure_headers` and `merge_headers` append those to the rows' existing headers. An existing `div` or `divc` is left
-out, because it belongs to another log.
+`integrity/header.py` has the layouts, `integrity/columns.py` the rules for malformed metadata and what checksums cover.
+`read_stamps` converts a headers column into one `STAMP_ROW` per record and never fails. `stamp_records` numbers and
+check-sums rows as long as they fit their chain and writes 40 bytes for each; `measure_headers` and `merge_headers`
+append those to the rows' existing headers and leave out an existing `div` or `divc`, which belongs to another log.
 """
 
 from __future__ import annotations
@@ -29,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.hashing import ONES, fold_bytes, fold_int32, fold_int64
 from tidegate.kernels.jit import (
@@ -38,12 +20,19 @@ from tidegate.kernels.jit import (
     INT64,
     INT64S,
     READ_BYTES,
+    UINT32S,
+    UINT64S,
     copy,
+    helper,
     kernel,
     load,
+    load_int32,
+    load_int64,
+    load_uint64,
     pointer,
     rows_of,
     store,
+    store_int32,
 )
 from tidegate.kernels.record_encoding import RECORD_SOURCE, Column, RecordSource, column_of, length_at
 
@@ -87,6 +76,7 @@ END_OF_CHAIN: Final = 3
 START_BYTES: Final = 2  # of a start of chain or push
 END_OF_CHAIN_BYTES: Final = 22
 HEADERS_ONLY: Final = 8  # the flag
+LOW: Final = 0xFFFFFFFF
 
 
 class Found(NamedTuple):
@@ -96,7 +86,7 @@ class Found(NamedTuple):
     payload: int
 
 
-@register_jitable
+@helper
 def is_div(key: Column, entry: int) -> int:
     """The length of the name if entry `entry` is called `div` or `divc`, else 0."""
     length = length_at(key, entry)
@@ -114,7 +104,7 @@ def is_div(key: Column, entry: int) -> int:
     return length
 
 
-@register_jitable
+@helper
 def find(key: Column, first: int, stop: int) -> Found:
     stamp, payload = NONE, NONE
     for entry in range(first, stop):
@@ -126,25 +116,12 @@ def find(key: Column, first: int, stop: int) -> Found:
     return Found(stamp, payload)
 
 
-@register_jitable
-def int32_at(content: Any, at: int) -> int:
-    """Four bytes, big-endian, without a sign."""
-    upper = load(content, at) << 24 | load(content, at + 1) << 16
-    return upper | load(content, at + 2) << 8 | load(content, at + 3)
-
-
-@register_jitable
-def int64_at(content: Any, at: int) -> int:
-    """Eight bytes, big-endian."""
-    return int32_at(content, at) << 32 | int32_at(content, at + 4)
-
-
-@register_jitable
+@helper
 def is_checksum_type(number: int) -> bool:
     return number == 0 or number == 4 or number == 5
 
 
-@register_jitable
+@helper
 def read_payload(control: int, entry: int, value: Column, into: Any, row: int) -> bool:
     """Decode `divc` into the row; returns whether it is valid for this control type."""
     if control > END_OF_CHAIN:  # its payload is free, or this release does not know it
@@ -166,9 +143,9 @@ def read_payload(control: int, entry: int, value: Column, into: Any, row: int) -
             return False
         into[row]["certified"] = 1
         into[row]["certified_type"] = checksum_type
-        into[row]["certified_checksum"] = int64_at(content, at + 2)
-        into[row]["certified_records"] = int32_at(content, at + 10)
-        into[row]["certified_stamp_sum"] = int64_at(content, at + 14)
+        into[row]["certified_checksum"] = load_uint64(content, at + 2)
+        into[row]["certified_records"] = load_int32(content, at + 10) & LOW
+        into[row]["certified_stamp_sum"] = load_uint64(content, at + 14)
     elif control == START_OF_PUSH and length != START_BYTES:
         return False
     into[row]["payload"] = entry
@@ -190,8 +167,8 @@ def read_stamps(source: RecordSource, into: Any) -> None:
             continue
         content, at = value.content, load(value.ends, found.stamp)
         kind, control = load(content, at + 1), load(content, at + 2)
-        chain, sequence = int32_at(content, at + 20), int32_at(content, at + 24)
-        if load(content, at) != VERSION or chain >> 31 or sequence >> 31:
+        chain, sequence = load_int32(content, at + 20), load_int32(content, at + 24)
+        if load(content, at) != VERSION or chain < 0 or sequence < 0:
             continue
         if kind == CONTROL:
             if not read_payload(control, found.payload, value, into, row):
@@ -199,22 +176,20 @@ def read_stamps(source: RecordSource, into: Any) -> None:
         elif control != NO_CONTROL:
             continue
         stamp = into[row]
-        stamp["guid_high"], stamp["guid_low"] = int64_at(content, at + 4), int64_at(content, at + 12)
-        stamp["timestamp"] = int64_at(content, at + 28)
-        stamp["chain"], stamp["sequence"], stamp["crc"] = chain, sequence, int32_at(content, at + 36)
+        stamp["guid_high"], stamp["guid_low"] = load_uint64(content, at + 4), load_uint64(content, at + 12)
+        stamp["timestamp"] = load_int64(content, at + 28)
+        stamp["chain"], stamp["sequence"], stamp["crc"] = chain, sequence, load_int32(content, at + 36) & LOW
         stamp["kind"], stamp["control"], stamp["flags"] = kind, control, load(content, at + 3)
         stamp["state"] = MANAGED
 
 
 # -- checksums -------------------------------------------------------------------------------------
 
-UINT32S = types.Array(types.uint32, 1, "C")
-UINT64S = types.Array(types.uint64, 1, "C")
 NONCE_BYTES: Final = 4
 SCHEMA: Final = 0
 
 
-@register_jitable
+@helper
 def data_crc(kind: Any, key: Column, key_left_out: int, value: Column, row: int) -> Any:
     """The unfinished CRC over kind, key (without its last bytes) and value."""
     crc = fold_int32(np.int64(ONES), np.int64(kind))
@@ -230,7 +205,7 @@ def data_crc(kind: Any, key: Column, key_left_out: int, value: Column, row: int)
     return crc
 
 
-@register_jitable
+@helper
 def data_field_sum(kind: Any, key: Column, value: Column, row: int) -> Any:
     """The sum of one CRC per field; a null key or value adds nothing."""
     ones = np.int64(ONES)
@@ -280,7 +255,7 @@ def record_checksums(source: RecordSource, stamps: Any, payloads: int, out: Any)
             store(into, row, claimed)
 
 
-@register_jitable
+@helper
 def field_sum(stamp: Any, key: Column, value: Column, row: int) -> Any:
     """The sum of one CRC per field; a control record's fields are its kind and control type."""
     if stamp["kind"] == CONTROL:
@@ -317,16 +292,7 @@ USED_BYTES: Final = 2
 RESERVED_ROW: Final = 3
 
 
-@register_jitable
-def store_int32(target: Any, at: int, value: int) -> None:
-    """Four bytes, big-endian."""
-    store(target, at, value >> 24)
-    store(target, at + 1, value >> 16)
-    store(target, at + 2, value >> 8)
-    store(target, at + 3, value)
-
-
-@register_jitable
+@helper
 def is_control_key(key: Column, row: int) -> bool:
     """Whether a key, 33 bytes long, begins with `00 "DIV" 00`."""
     at = load(key.ends, row)
@@ -424,7 +390,7 @@ class HeaderArrays(NamedTuple):
 HEADER_ARRAYS = types.NamedTuple([INT32S, INT32S, BYTES, INT32S, BYTES, BYTES], HeaderArrays)
 
 
-@register_jitable
+@helper
 def append_bytes(
     ends: Any, content: Any, room: int, index: int, source: Any, position: int, length: int
 ) -> bool:

@@ -1,60 +1,19 @@
 """Compilation and caching of kernels, and the intrinsics they use.
 
-Reading and writing memory through pointers
--------------------------------------------
-Intrinsics to read, write and copy through plain pointers.
-
-`pointer(array)` is called once, at the top of a kernel; it avoids reference counting, which would cost more than the
-work itself. Compiled, each function here is one machine operation without bounds checks (a kernel proves its positions
-first, K2). In plain Python (`kernel.py_func`), a pointer is the array itself and each function checks bounds. Kernels
-compiled with `NUMBA_BOUNDSCHECK=1` check bounds, too, so that the whole test suite can verify K2.
+`pointer(array)` is called at the top of a kernel; it avoids reference counting, which would cost more than the work
+itself. Compiled, each intrinsic is one machine operation without bounds checks (a kernel proves its positions first,
+K2). In plain Python (`kernel.py_func`) a pointer is the array itself and each intrinsic checks bounds; so do kernels
+compiled with `NUMBA_BOUNDSCHECK=1`.
 
 A pointer does not keep its array alive. Arguments outlive the kernel; an array that the kernel allocates is freed after
-its last use, and a pointer to it would dangle. So the kernel calls `keep` on it after the last use of the pointer
-(`tests/kernels/test_memory.py` checks this).
-
-Arithmetic on 64-bit words
---------------------------
-Intrinsics for 64-bit words: counting zero bits, and 128-bit products.
-
-Words are unsigned numpy numbers, compiled or not. Compiled, each function is one machine operation; in plain Python it
-computes with unbounded integers and truncates them.
-
-Words and keys in byte arrays
------------------------------
-Intrinsics to load words from bytes, and to copy and compare keys.
-
-Compiled, `load_word` and `store_word` are one access of any alignment without a check (a kernel proves its positions
-first, K2); in plain Python they check bounds, as the functions above do.
-
-Memory by address
------------------
-Intrinsics to read and copy memory at an address.
-
-Large, changing sets of arrays (the columns of many runs) cannot each be an argument of a kernel. They are passed as a
-table of addresses; the owner of the table keeps the arrays alive until the kernel returns. Compiled, each function here
-is one load without a check. In plain Python the same memory is read through ctypes.
-
-Calls of C functions
---------------------
-Intrinsics to call C functions by address.
-
-Arguments and results are 64-bit words: numbers, or addresses of memory that the caller keeps alive. A result of a
-narrower type has undefined upper bits, so callers of such a function read what it wrote instead. In plain Python the
-same function is called through ctypes.
-
-Compilation and caching
------------------------
-The decorator that compiles and caches kernels, and the type names for their signatures.
+its last use, so the kernel calls `keep` on it after the last use of the pointer (`tests/kernels/test_memory.py`).
+Memory by address is for large, changing sets of arrays, such as the columns of many runs: the owner of the table of
+addresses keeps them alive until the kernel returns. In plain Python, ctypes reads the same memory and makes the calls.
 
 numba keeps a compiled kernel until the file that defines it changes, and ignores the functions that it calls. Here a
-kernel is stamped by its own bytecode and that of everything it calls (`stamp_of`): an edited `read_varint` recompiles
-`decode_records`, and nothing that does not call it. `kernel_cache` says where compiled kernels are kept. With
-`NUMBA_BOUNDSCHECK=1` in the environment kernels are compiled with checks of every index; `NUMBA_CACHE_DIR`
-then keeps them apart from the others.
-
-A kernel is loaded at its first call, or when a kernel that calls it is compiled, so that an import does not load
-kernels that are never run (5 ms and 0.3 MiB each; a command line runs a few of them, not a hundred).
+kernel is stamped by its own bytecode and that of everything it calls (`stamp_of`). `kernel_cache` says where compiled
+kernels are kept. A kernel is loaded at its first call, or when a kernel that calls it is compiled, because loading
+takes 5 ms and 0.3 MiB and a command runs few of them.
 
 Thread rule: any. Loading happens once, under numba's own lock, because a user's compiled function may trigger it.
 """
@@ -67,7 +26,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numba
 import numpy as np
@@ -91,6 +50,19 @@ memcpy: Any = cgutils.raw_memcpy
 INTRINSICS: dict[Callable[..., Any], list[Callable[..., Any]]] = {}
 """What `lowered` compiles each function to: part of the stamp of every kernel that calls it."""
 CHECKED = bool(numba.config.BOUNDSCHECK)  # type: ignore[attr-defined]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@overload
+def helper(function: Function) -> Function: ...
+@overload
+def helper(*, forceinline: bool) -> Callable[[Function], Function]: ...
+def helper(function: Any = None, **options: Any) -> Any:
+    """Mark a function that kernels call: it is compiled with each of them, and callable from Python as it is."""
+    mark = register_jitable(no_cfunc_wrapper=True, **options)
+    return mark if function is None else mark(function)
 
 
 def lowered(function: Callable[..., Any], signature: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -222,8 +194,6 @@ def _prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any
 
 # -- arithmetic on 64-bit words --------------------------------------------------------------------
 
-_MASK = (1 << 64) - 1
-
 
 def trailing_zeros(word: Any) -> int:
     """How many bits below the lowest one; 64 for no ones at all."""
@@ -241,27 +211,8 @@ def multiply_high(left: Any, right: Any) -> Any:
     return np.uint64(int(left) * int(right) >> 64)
 
 
-def multiply_low(left: Any, right: Any) -> Any:
-    """The lower half of the product."""
-    return np.uint64(int(left) * int(right) & _MASK)
-
-
-def add_words(left: Any, right: Any) -> Any:
-    """The sum modulo 2^64."""
-    return np.uint64((int(left) + int(right)) & _MASK)
-
-
-def subtract_words(left: Any, right: Any) -> Any:
-    """The difference modulo 2^64."""
-    return np.uint64((int(left) - int(right)) & _MASK)
-
-
 def _counted(word: Any) -> Any:
     return types.int64(types.uint64)
-
-
-def _combined(left: Any, right: Any) -> Any:
-    return types.uint64(types.uint64, types.uint64)
 
 
 @lowered(trailing_zeros, _counted)
@@ -274,26 +225,11 @@ def _leading_zeros(context: Any, builder: Any, signature: Any, arguments: Any) -
     return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
 
-@lowered(multiply_high, _combined)
+@lowered(multiply_high, lambda left, right: types.uint64(types.uint64, types.uint64))
 def _multiply_high(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     wide = ir.IntType(128)
     product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
     return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
-
-
-@lowered(multiply_low, _combined)
-def _multiply_low(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    return builder.mul(*arguments)
-
-
-@lowered(add_words, _combined)
-def _add_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    return builder.add(*arguments)
-
-
-@lowered(subtract_words, _combined)
-def _subtract_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    return builder.sub(*arguments)
 
 
 # -- words and keys in byte arrays -----------------------------------------------------------------
@@ -301,49 +237,50 @@ def _subtract_words(context: Any, builder: Any, signature: Any, arguments: Any) 
 int64: Any = np.int64  # an index in kernels, whatever its width in memory; annotated as `memory` takes it
 
 
-def load_word(source: Any, index: int) -> Any:
-    """The eight bytes from `index` on, little-endian, as an unsigned number."""
-    if not 0 <= index <= len(source) - 8:
-        raise IndexError(f"word at {index} of {len(source)} bytes")
-    return np.uint64(int.from_bytes(bytes(source[index : index + 8]), "little"))
+def _number(bits: int, order: str, kind: Any = types.int64) -> tuple[Any, Any]:
+    """Functions to load and store a number of so many bits, `little` or `big`-endian, at any byte."""
+    size, number, signed = bits // 8, ir.IntType(bits), kind is types.int64
+
+    def load_number(source: Any, index: int) -> Any:
+        if not 0 <= index <= len(source) - size:
+            raise IndexError(f"{size} bytes at {index} of {len(source)}")
+        found = int.from_bytes(bytes(source[index : index + size]), order, signed=signed)  # type: ignore[arg-type]
+        return found if signed else np.uint64(found)
+
+    def store_number(target: Any, index: int, value: int) -> None:
+        if not 0 <= index <= len(target) - size:
+            raise IndexError(f"{size} bytes at {index} of {len(target)}")
+        low = int(value) & ((1 << bits) - 1)
+        target[index : index + size] = list(low.to_bytes(size, order))  # type: ignore[arg-type]
+
+    def swapped(builder: Any, value: Any) -> Any:
+        return builder.bswap(value) if order == "big" else value
+
+    @lowered(load_number, lambda source, index: kind(source, types.int64))
+    def generate_load(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        where = place(context, builder, signature.args[0], arguments[0], arguments[1], size)
+        found = swapped(builder, builder.load(builder.bitcast(where, number.as_pointer()), align=1))
+        return found if bits == 64 else builder.sext(found, ir.IntType(64))
+
+    @lowered(store_number, lambda target, index, value: types.void(target, types.int64, kind))
+    def generate_store(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        where = place(context, builder, signature.args[0], arguments[0], arguments[1], size)
+        value = arguments[2] if bits == 64 else builder.trunc(arguments[2], number)
+        builder.store(swapped(builder, value), builder.bitcast(where, number.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return load_number, store_number
 
 
-def store_word(target: Any, index: int, word: Any) -> None:
-    """Write eight bytes from `index` on, little-endian."""
-    if not 0 <= index <= len(target) - 8:
-        raise IndexError(f"word at {index} of {len(target)} bytes")
-    target[index : index + 8] = list(int(word).to_bytes(8, "little"))
+load_word, store_word = _number(64, "little", types.uint64)
+_, store_half = _number(32, "little")
+load_int16, _ = _number(16, "big")
+load_int32, store_int32 = _number(32, "big")
+load_int64, store_int64 = _number(64, "big")
+load_uint64, _ = _number(64, "big", types.uint64)
 
 
-def store_half(target: Any, index: int, number: int) -> None:
-    """Write the low four bytes of a number from `index` on, little-endian."""
-    if not 0 <= index <= len(target) - 4:
-        raise IndexError(f"half a word at {index} of {len(target)} bytes")
-    target[index : index + 4] = list((int(number) & 0xFFFFFFFF).to_bytes(4, "little"))
-
-
-@lowered(load_word, lambda source, index: types.uint64(source, types.int64))
-def _load_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 8)
-    return builder.load(builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
-
-
-@lowered(store_word, lambda target, index, word: types.void(target, types.int64, types.uint64))
-def _store_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 8)
-    builder.store(arguments[2], builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
-    return context.get_dummy_value()
-
-
-@lowered(store_half, lambda target, index, number: types.void(target, types.int64, types.int64))
-def _store_half(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    half = ir.IntType(32)
-    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 4)
-    builder.store(builder.trunc(arguments[2], half), builder.bitcast(where, half.as_pointer()), align=1)
-    return context.get_dummy_value()
-
-
-@register_jitable
+@helper
 def copy_key(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> None:
     """Copy a key between ranges that do not overlap, inline, because most keys are a few words."""
     if length > 32:
@@ -360,7 +297,7 @@ def copy_key(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> N
             store(target, into + place, load(source, out_of + place))
 
 
-@register_jitable
+@helper
 def are_equal(
     left: Any, left_start: Any, left_stop: Any, right: Any, right_start: Any, right_stop: Any
 ) -> bool:
@@ -382,7 +319,7 @@ def are_equal(
     return True
 
 
-@register_jitable
+@helper
 def compare(left: Any, left_start: Any, left_stop: Any, right: Any, right_start: Any, right_stop: Any) -> Any:
     """Below, at or above zero as the left bytes sort before, with or after the right ones; a prefix sorts first."""
     left_length, right_length = left_stop - left_start, right_stop - right_start
@@ -469,46 +406,22 @@ def _address_of(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 # -- calls of C functions --------------------------------------------------------------------------
 
-_WORD = ir.IntType(64)
+
+def call(function: int, words: tuple[Any, ...]) -> int:
+    """Call the C function at an address with 64-bit words: numbers, or addresses of memory that the caller keeps alive.
+
+    The result is a word; that of a function with a narrower type has undefined upper bits.
+    """
+    plain = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(words))(int(function))
+    return int(plain(*map(int, words)))
 
 
-def call(function: int, first: int) -> int:
-    """`function(first)`."""
-    return int(_plain(function, 1)(first))
-
-
-def call_pair(function: int, first: int, second: int) -> int:
-    """`function(first, second)`."""
-    return int(_plain(function, 2)(first, second))
-
-
-def call_three(function: int, first: int, second: int, third: int) -> int:
-    """`function(first, second, third)`."""
-    return int(_plain(function, 3)(first, second, third))
-
-
-def call_five(function: int, first: int, second: int, third: int, fourth: int, fifth: int) -> int:
-    """`function` of five words."""
-    return int(_plain(function, 5)(first, second, third, fourth, fifth))
-
-
-def _plain(function: int, words: int) -> Any:
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * words)(int(function))
-
-
-def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    kind = ir.FunctionType(_WORD, [_WORD] * (len(arguments) - 1))
-    return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-
-
-def _words(count: int) -> Any:
-    return types.int64(*[types.int64] * count)
-
-
-lowered(call, lambda function, first: _words(2))(_generate)
-lowered(call_pair, lambda function, first, second: _words(3))(_generate)
-lowered(call_three, lambda function, first, second, third: _words(4))(_generate)
-lowered(call_five, lambda function, first, second, third, fourth, fifth: _words(6))(_generate)
+@lowered(call, lambda function, words: types.int64(types.int64, types.UniTuple(types.int64, len(words))))
+def _call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    word = ir.IntType(64)
+    words = cgutils.unpack_tuple(builder, arguments[1])
+    kind = ir.FunctionType(word, [word] * len(words))
+    return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), words)
 
 
 # -- compilation and caching -----------------------------------------------------------------------
@@ -520,6 +433,10 @@ INT32S = types.Array(types.int32, 1, "C")
 READ_INT32S = types.Array(types.int32, 1, "C", readonly=True)
 INT64S = types.Array(types.int64, 1, "C")
 READ_INT64S = types.Array(types.int64, 1, "C", readonly=True)
+UINT32S = types.Array(types.uint32, 1, "C")
+UINT64S = types.Array(types.uint64, 1, "C")
+READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
+READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 _COMPILERS = frozenset({"numba", "llvmlite", "numpy"})
 _kernels: list[Any] = []  # of all modules that were imported
 
@@ -553,26 +470,21 @@ def load_kernels(module: ModuleType) -> None:
 
 
 def kernels_to_compile() -> list[list[tuple[str, str]]]:
-    """The kernels missing in all caches, as (module, name), in independent groups; largest first.
+    """The kernels missing in all caches, as (module, name), a list for each module; the one with most code first.
 
-    A kernel is compiled with the kernels it calls, so they share a group: no kernel is compiled by two processes.
+    The kernels of a module share helpers, and a process compiles each of those once.
     """
-    missing = {each.py_func: each for each in _kernels if each.where() is None}
-    groups: list[tuple[set[Any], int]] = []
-    for function in missing:
-        called: set[Any] = set()
-        size = sum(map(len, _parts(function, called)))
-        members = called & missing.keys()
-        apart = []
-        for others, their_size in groups:
-            if members & others:
-                members |= others
-                size += their_size
-            else:
-                apart.append((others, their_size))
-        groups = [*apart, (members, size)]
-    groups.sort(key=lambda group: -group[1])
-    return [[(each.__module__, each.__name__) for each in members] for members, _ in groups]
+    missing: dict[str, list[Any]] = {}
+    for each in _kernels:
+        if each.where() is None:
+            missing.setdefault(each.__module__, []).append(each.py_func)
+
+    def size(functions: list[Any]) -> int:
+        seen: set[Any] = set()
+        return sum(len(part) for function in functions for part in _parts(function, seen))
+
+    ordered = sorted(missing.values(), key=size, reverse=True)
+    return [[(each.__module__, each.__name__) for each in functions] for functions in ordered]
 
 
 def compile_kernels(names: list[tuple[str, str]]) -> list[tuple[str, str]]:

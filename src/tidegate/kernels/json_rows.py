@@ -1,26 +1,14 @@
-"""Read JSON objects into typed columns, and write columns as JSON objects.
+"""Read JSON objects into typed columns, and write columns as JSON objects, in one pass.
 
-Reading
--------
-Parses a column of JSON objects into flat columns of their declared fields, in one pass.
+A row read is good, has no value, or is *irregular*: then a full parser must read it. Good rows are exact. Irregular are
+text that is not JSON, a declared field that occurs twice, another type than declared, a required field that is null or
+absent, numbers with too many digits, half a surrogate pair, and names with escapes. Undeclared fields are checked and
+skipped. Columns of one kind are concatenated: with n rows, field f of a row has its number at slot × n + row, its
+string's end at slot × (n + 1) + row + 1, its string's bytes from slot × room on, its flag at f × n + row.
 
-A row is good, has no value, or is *irregular*: then a full parser must read it. Good rows are exact. Irregular are text
-that is not JSON, a declared field that occurs twice, another type than declared, numbers with too many digits, half a
-surrogate pair, and names with escapes. Undeclared fields are checked and skipped. A required field that is null or
-absent is irregular.
-
-Columns of one kind are concatenated: with n rows, field f of a row has its number at slot × n + row, its string's end
-at slot × (n + 1) + row + 1, its string's bytes from slot × room on, its flag at f × n + row.
-
-Writing
--------
-Writes rows of columns as JSON objects in one pass: integers, doubles and prepared texts.
-
-A double is written here when a decimal number of at most 15 digits is exactly it: such a decimal is the only one of
-so few digits that reads back as this double, so it is also the shortest. Of a value x that is m / 10^k for a whole
-m below 10^15 the least such k is tried out: m is exact in a double, 10^k is too up to 10^22, and a division rounds
-once, so m / 10^k == x says that the text reads back as x. All other doubles (long fractions, very large, very small,
-minus zero, NaN) are left to the caller, which passes their texts.
+A double is written here when a decimal number of at most 15 digits is exactly it, which is then also the shortest. The
+least k is tried for which m / 10^k is the value with a whole m below 10^15: m and 10^k (up to 10^22) are exact and a
+division rounds once, so the text reads back as the value. The caller passes the texts of all other doubles.
 """
 
 from __future__ import annotations
@@ -29,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -37,10 +24,12 @@ from tidegate.kernels.jit import (
     INT64,
     INT64S,
     READ_BYTES,
+    READ_FLAGS,
     READ_INT32S,
     READ_INT64S,
     are_equal,
     copy,
+    helper,
     keep,
     kernel,
     load,
@@ -71,7 +60,6 @@ from tidegate.kernels.json_text import (
 
 # -- reading ---------------------------------------------------------------------------------------
 
-READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 SIGN: Final = -(1 << 63)
 INTEGER: Final = 0
 DOUBLE: Final = 1
@@ -84,7 +72,7 @@ IRREGULAR: Final = 2
 REMEMBERED: Final = 8  # members of a row that are passed over and may come again as they were
 
 
-@register_jitable
+@helper
 def find_field(
     source: Any, at: int, close: int, names: Any, name_limits: Any, fields: int, expected: int
 ) -> int:
@@ -98,7 +86,7 @@ def find_field(
     return -1
 
 
-@register_jitable
+@helper
 def is_again(source: Any, at: int, end: int, known: Any, number: int) -> bool:
     """Whether here stands, up to a comma or the object's end, what a row before had as a member to be passed over."""
     start, length = load(known, 2 * number), load(known, 2 * number + 1)
@@ -111,7 +99,7 @@ def is_again(source: Any, at: int, end: int, known: Any, number: int) -> bool:
     return are_equal(source, start, start + length, source, at, after)
 
 
-@register_jitable
+@helper
 def read_whole(source: Any, at: int, end: int, last_word: int, target: Any, place: int) -> int:
     """Store the whole number at `at`; the position after it, or `NOWHERE`."""
     after, negative, digits, _, kind = read_number(source, at, end, last_word)
@@ -121,7 +109,7 @@ def read_whole(source: Any, at: int, end: int, last_word: int, target: Any, plac
     return after
 
 
-@register_jitable
+@helper
 def read_double(source: Any, at: int, end: int, last_word: int, target: Any, place: int) -> int:
     """Store the bits of the double nearest to the number at `at`; the position after it, or `NOWHERE`."""
     after, negative, digits, power, kind = read_number(source, at, end, last_word)
@@ -134,7 +122,7 @@ def read_double(source: Any, at: int, end: int, last_word: int, target: Any, pla
     return after
 
 
-@register_jitable
+@helper
 def read_string(
     source: Any, at: int, end: int, last_word: int, target: Any, base: int, ends: Any, place: int
 ) -> int:
@@ -155,7 +143,7 @@ def read_string(
     return close + 1
 
 
-@register_jitable
+@helper
 def read_text(
     source: Any, at: int, end: int, last_word: int, target: Any, base: int, ends: Any, place: int
 ) -> int:
@@ -354,7 +342,7 @@ def find_decimals(values: Any, tens: Any, numbers: Any, powers: Any) -> int:
     return missing
 
 
-@register_jitable
+@helper
 def _write_number(target: Any, at: int, number: int, power: int) -> int:
     """Write a number over 10^power; the position behind it."""
     if number < 0:

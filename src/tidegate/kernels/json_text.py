@@ -1,21 +1,11 @@
 """Parse JSON text and numbers inside kernels.
 
-JSON text
----------
-Scans JSON text inside kernels: whitespace, strings, numbers and whole values, with validation.
-
 Every function takes the end of the text, never reads beyond it, and returns `NOWHERE` when the text is not JSON or not
-supported. Scanned text is valid JSON; after `NOWHERE` the caller uses a full parser. Not supported: nesting deeper than
-62. Strings must be well-formed UTF-8.
+supported (nesting deeper than 62); the caller then uses a full parser. Strings must be well-formed UTF-8.
 
-JSON numbers
-------------
-Converts decimal text to the nearest double, and to integers, inside kernels; exactly or not at all.
-
-A decimal number is w × 10**q. Its nearest double comes from the top bits of w × 5**q, of which a table holds 128
-bits (the Eisel-Lemire algorithm). Where those decide the rounding, the result is correctly rounded. Otherwise, and for
-numbers of more than 19 digits, subnormal and too large ones, there is no result and a full parser must be used. Only
-integer arithmetic is used.
+A decimal number is w × 10**q. Its nearest double comes from the top bits of w × 5**q, of which a table holds 128 bits
+(the Eisel-Lemire algorithm), by integer arithmetic. Where those do not decide the rounding, and for numbers of more
+than 19 digits, subnormal and too large ones, there is no result.
 """
 
 from __future__ import annotations
@@ -23,18 +13,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
-    add_words,
     copy_key,
+    helper,
     leading_zeros,
     load,
     load_word,
     multiply_high,
-    multiply_low,
     store,
-    subtract_words,
     trailing_zeros,
 )
 
@@ -67,7 +54,7 @@ _LETTER_F: Final = 0x66
 _LETTER_U: Final = 0x75
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def skip_blanks(source: Any, at: int, end: int) -> int:
     while at < end:
         byte = load(source, at)
@@ -77,19 +64,19 @@ def skip_blanks(source: Any, at: int, end: int) -> int:
     return at
 
 
-@register_jitable
+@helper
 def special_bytes(word: Any) -> Any:
     """The top bit of the first byte that is a quote, a backslash, a control or not ASCII; above it, anything."""
     quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
     return (
-        (subtract_words(quotes, _ONES) & ~quotes)
-        | (subtract_words(backslashes, _ONES) & ~backslashes)
-        | (subtract_words(word, _BLANKS) & ~word)
+        ((quotes - _ONES) & ~quotes)
+        | ((backslashes - _ONES) & ~backslashes)
+        | ((word - _BLANKS) & ~word)
         | word
     ) & _HIGHS
 
 
-@register_jitable
+@helper
 def pass_character(source: Any, at: int, end: int) -> int:
     """The position after one well-formed UTF-8 character that is not ASCII."""
     lead = load(source, at)
@@ -116,7 +103,7 @@ def pass_character(source: Any, at: int, end: int) -> int:
     return at + more + 1
 
 
-@register_jitable
+@helper
 def hex_digit(byte: int) -> int:
     if 0x30 <= byte <= 0x39:
         return byte - 0x30
@@ -126,7 +113,7 @@ def hex_digit(byte: int) -> int:
     return NOWHERE
 
 
-@register_jitable
+@helper
 def hex_number(source: Any, at: int, end: int) -> int:
     """The number of four hexadecimal digits."""
     if at + 4 > end:
@@ -140,7 +127,7 @@ def hex_number(source: Any, at: int, end: int) -> int:
     return number
 
 
-@register_jitable
+@helper
 def pass_escape(source: Any, at: int, end: int) -> int:
     """The position after the escape whose backslash is at `at`."""
     if at + 1 >= end:
@@ -151,7 +138,7 @@ def pass_escape(source: Any, at: int, end: int) -> int:
     return at + 2 if simple_escape(kind) >= 0 else NOWHERE
 
 
-@register_jitable
+@helper
 def simple_escape(kind: int) -> int:
     """The byte that a backslash and this letter stand for."""
     if kind in (QUOTE, BACKSLASH, 0x2F):
@@ -167,7 +154,7 @@ def simple_escape(kind: int) -> int:
     return 0x09 if kind == _LETTER_T else NOWHERE
 
 
-@register_jitable
+@helper
 def pass_string(source: Any, at: int, end: int, last_word: int) -> tuple[int, int]:
     """The place of the closing quote of the string whose opening quote is before `at`; whether it has escapes.
 
@@ -200,7 +187,7 @@ def pass_string(source: Any, at: int, end: int, last_word: int) -> tuple[int, in
     return NOWHERE, escapes
 
 
-@register_jitable
+@helper
 def store_character(target: Any, at: int, code: int) -> int:
     """Write a character as UTF-8; the position after it."""
     if code < 0x80:
@@ -222,7 +209,7 @@ def store_character(target: Any, at: int, code: int) -> int:
     return at + 4
 
 
-@register_jitable
+@helper
 def unescape(source: Any, at: int, close: int, target: Any, into: int) -> int:
     """Write a string that was passed, with its escapes resolved; the position after it in `target`.
 
@@ -253,12 +240,12 @@ def unescape(source: Any, at: int, close: int, target: Any, into: int) -> int:
     return into
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def is_digit(byte: int) -> bool:
     return 0x30 <= byte <= 0x39
 
 
-@register_jitable
+@helper
 def pass_digits(source: Any, at: int, end: int) -> int:
     """The position after at least one digit."""
     if at >= end or not is_digit(load(source, at)):
@@ -268,7 +255,7 @@ def pass_digits(source: Any, at: int, end: int) -> int:
     return at
 
 
-@register_jitable
+@helper
 def pass_number(source: Any, at: int, end: int) -> int:
     """The position after a number."""
     if load(source, at) == MINUS:
@@ -291,7 +278,7 @@ def pass_number(source: Any, at: int, end: int) -> int:
     return at
 
 
-@register_jitable
+@helper
 def pass_literal(source: Any, at: int, end: int) -> int:
     """The position after true, false or null."""
     first = load(source, at)
@@ -312,7 +299,7 @@ def pass_literal(source: Any, at: int, end: int) -> int:
     return NOWHERE
 
 
-@register_jitable
+@helper
 def pass_scalar(source: Any, at: int, end: int, last_word: int) -> int:
     """The position after a string, a number, true, false or null."""
     first = load(source, at)
@@ -324,7 +311,7 @@ def pass_scalar(source: Any, at: int, end: int, last_word: int) -> int:
     return pass_literal(source, at, end)
 
 
-@register_jitable
+@helper
 def pass_name(source: Any, at: int, end: int, last_word: int) -> int:
     """The position of the value after a member's name and colon."""
     if at >= end or load(source, at) != QUOTE:
@@ -338,7 +325,7 @@ def pass_name(source: Any, at: int, end: int, last_word: int) -> int:
     return skip_blanks(source, at + 1, end)
 
 
-@register_jitable
+@helper
 def pass_value(source: Any, at: int, end: int, last_word: int) -> int:
     """The position after any value; `at` is at its first byte."""
     depth, objects = 0, 0  # bit d of `objects`: what is open at depth d is an object
@@ -389,7 +376,7 @@ def pass_value(source: Any, at: int, end: int, last_word: int) -> int:
             return at
 
 
-@register_jitable
+@helper
 def copy_text(source: Any, at: int, close: int, target: Any, into: int) -> int:
     copy_key(target, into, source, at, close - at)
     return into + close - at
@@ -435,7 +422,7 @@ _PAIRS, _FOURS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 _TENS, _HUNDREDS, _THOUSANDS = np.uint64(2561), np.uint64(6553601), np.uint64(42949672960001)
 
 
-@register_jitable
+@helper
 def double_bits(digits: int, power: int) -> Any:
     """The bits of the double nearest to digits × 10**power, or `NOWHERE`; `digits` is 0 or more."""
     if digits == 0:
@@ -446,12 +433,12 @@ def double_bits(digits: int, power: int) -> Any:
     shift = leading_zeros(word)
     word = word << np.uint64(shift)
     place = 2 * (power - LEAST_POWER)
-    high, low = multiply_high(word, POWERS[place]), multiply_low(word, POWERS[place])
+    high, low = multiply_high(word, POWERS[place]), word * POWERS[place]
     if high & _LOW_NINE == _LOW_NINE:  # the lower half of the power may carry into what decides
         more = multiply_high(word, POWERS[place + 1])
-        low = add_words(low, more)
+        low += more
         if low < more:
-            high = add_words(high, _ONE)
+            high += _ONE
     if low == _ALL and (power < -27 or power > 55):
         return NOWHERE
     upper = np.int64(high >> np.uint64(63))
@@ -471,21 +458,21 @@ def double_bits(digits: int, power: int) -> Any:
     return exponent << 52 | (fraction & (_HIDDEN_BIT - 1))
 
 
-@register_jitable
+@helper
 def _leading_digits(word: Any) -> Any:
     """How many of eight bytes, from the first on, are digits; and the number those are, if not all eight are."""
     word ^= _ZEROS
-    others = (add_words(word, _ABOVE_NINE) | word) & _HIGHS  # right up to the first that is no digit
+    others = ((word + _ABOVE_NINE) | word) & _HIGHS  # right up to the first that is no digit
     count = trailing_zeros(others) >> 3
     if count == 0 or count == 8:
         return count, 0
     word <<= np.uint64(64 - 8 * count)  # zeros before the first digit
-    word = multiply_low(word, _TENS) >> np.uint64(8)
-    word = multiply_low(word & _PAIRS, _HUNDREDS) >> np.uint64(16)
-    return count, np.int64(multiply_low(word & _FOURS, _THOUSANDS) >> np.uint64(32))
+    word = (word * _TENS) >> np.uint64(8)
+    word = ((word & _PAIRS) * _HUNDREDS) >> np.uint64(16)
+    return count, np.int64(((word & _FOURS) * _THOUSANDS) >> np.uint64(32))
 
 
-@register_jitable
+@helper
 def _read_short(source: Any, at: int, end: int, last_word: int) -> tuple[int, int, int, int]:
     """A number of at most seven digits before its point and as many behind, word by word: the position after it, its
     digits, power and kind. `UNKNOWN`: it is another one."""
@@ -508,7 +495,7 @@ def _read_short(source: Any, at: int, end: int, last_word: int) -> tuple[int, in
     return after, digits * TENS[count] + fraction, -count, FRACTION
 
 
-@register_jitable
+@helper
 def _read_digits(source: Any, at: Any, end: Any, digits: Any, significant: Any) -> Any:
     """Digits from `at` on behind those read before: the position after them, all of them, and how many count.
 
@@ -526,7 +513,7 @@ def _read_digits(source: Any, at: Any, end: Any, digits: Any, significant: Any) 
     return at, digits, significant
 
 
-@register_jitable
+@helper
 def read_number(source: Any, at: int, end: int, last_word: int) -> tuple[int, int, int, int, int]:
     """The number at `at`: the position after it, whether it is negative, its digits and power, and its kind.
 
@@ -567,7 +554,7 @@ def read_number(source: Any, at: int, end: int, last_word: int) -> tuple[int, in
     return at, negative, digits, power, kind
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def fits(digits: int, digit: int) -> bool:
     """Whether one more digit keeps a number within 63 bits."""
     return digits < 922337203685477580 or (digits == 922337203685477580 and digit <= 7)

@@ -1,27 +1,15 @@
 """Read and send messages of librdkafka through its C functions, without a Python object per message.
 
-Reading messages
-----------------
-Reads messages of librdkafka, the client under confluent-kafka, in place, without a Python object per message.
-
 A message is a C structure of the library's public header, the same in all its releases (here for 64-bit machines):
 
      0  i32  error          16  i32  partition      32  size  value's length    48  size  key's length
      8  ptr  topic          24  ptr  value          40  ptr   key               56  i64   offset
 
 Timestamps and headers are read through the library's functions, which are passed as addresses. A null key or value has
-address 0; an empty one has an address.
+address 0. To send, a message is described by an array of units of nine words: a kind and its arguments (`rdkafka.h`: a
+type and a union padded to 64 bytes).
 
-Thread rule: the caller owns the messages until it has copied what it needs.
-
-Sending rows
-------------
-Passes rows to librdkafka, the client under confluent-kafka, without a Python object per row.
-
-A message is described to the library by an array of units of nine words: a kind and its arguments (`rdkafka.h`: a type
-and a union padded to 64 bytes). Topic and flags are the same for all rows; the others are rewritten for each row.
-
-Thread rule: columns must stay alive until the kernel returns; the library copies what it takes.
+Thread rule: the caller owns messages until it has copied what it needs, and keeps columns alive until they are sent.
 """
 
 from __future__ import annotations
@@ -39,9 +27,6 @@ from tidegate.kernels.jit import (
     address_of,
     byte_at,
     call,
-    call_five,
-    call_pair,
-    call_three,
     copy_at,
     half_at,
     kernel,
@@ -99,14 +84,14 @@ def look_at_messages(
             row["key_length"] = NONE
         if row["error"] != 0:
             continue
-        time = call_pair(timestamp_of, message, told)
+        time = call(timestamp_of, (message, told))
         if half_at(told, 0) != 0:  # the kind of time: none, the sender's, or the log's
             row["timestamp"] = time
         scratch[0] = 0
-        call_pair(headers_of, message, told)  # which writes nothing where there are none
+        call(headers_of, (message, told))  # which writes nothing where there are none
         if word_at(told, 0) != 0:
             row["headers"] = word_at(told, 0)
-            row["header_count"] = call(count_of, row["headers"])
+            row["header_count"] = call(count_of, (row["headers"],))
             headers += row["header_count"]
     return headers
 
@@ -126,7 +111,7 @@ def look_at_headers(headers: Any, counts: Any, header_at: int, scratch: Any, row
     told, row = address_of(scratch), 0
     for number in range(len(headers)):
         for index in range(counts[number]):
-            call_five(header_at, headers[number], index, told, told + _WORD, told + 2 * _WORD)
+            call(header_at, (headers[number], index, told, told + _WORD, told + 2 * _WORD))
             entry = rows[row]
             entry["name"], entry["value"] = word_at(told, 0), word_at(told, 1)
             entry["value_length"] = word_at(told, 2)
@@ -154,7 +139,7 @@ def copy_values(addresses: Any, ends: Any, content: Any) -> None:
 def let_go(messages: Any, destroy: int) -> None:
     """Release messages to the library."""
     for number in range(len(messages)):
-        call(destroy, messages[number])
+        call(destroy, (messages[number],))
 
 
 # -- sending rows ----------------------------------------------------------------------------------
@@ -218,19 +203,19 @@ def send_rows(
             place += UNIT_WORDS
         first, behind, made = header_ends[row], header_ends[row + 1], 0
         if behind > first:
-            made = call(new_headers, behind - first)
+            made = call(new_headers, (behind - first,))
             for number in range(first, behind):
                 entry = headers[number]
                 value, length = entry["value"], entry["value_length"]
                 if length == NONE:
                     value, length = 0, 0
-                call_five(add_header, made, entry["name"], entry["name_length"], value, length)
+                call(add_header, (made, entry["name"], entry["name_length"], value, length))
             units[place], units[place + 1] = HEADERS, made
             place += UNIT_WORDS
-        failed[0] = call_three(produce, producer, told, place // UNIT_WORDS)
+        failed[0] = call(produce, (producer, told, place // UNIT_WORDS))
         if failed[0] != 0:
             if made != 0:
-                call(drop_headers, made)  # they are the message's only where it was taken
+                call(drop_headers, (made,))  # they are the message's only where it was taken
             return row
         row += 1
     return row

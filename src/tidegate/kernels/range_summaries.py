@@ -1,19 +1,11 @@
 """Summarise ranges of records for audits: runs of each producer, and digests of records.
 
-Runs of producers
------------------
-Folds the records of a range into runs, in one pass (`integrity/summary.py` defines runs).
+`fold_runs` folds records into runs (`integrity/summary.py` defines them), in offset order, and returns the first row
+not folded: the number of rows, or the row that exceeds the capacity for runs. Then grow the array, rebuild the index
+and call it again. `add_field_sums` is a second pass, over the records of the chosen runs only.
 
-`fold_runs` walks records in offset order, finds each producer's last run by GUID, and returns the first row not folded:
-the number of rows, or the row that exceeds the capacity for runs. Then grow the array, rebuild the index and call it
-again. `add_field_sums` is a second pass, over the records of the chosen runs only.
-
-Digests of records
-------------------
-Computes XXH64 of each record's canonical bytes (`integrity/digests.py` defines them).
-
-The fields of a record lie in several Arrow buffers; they are concatenated in `scratch`, which the caller allocates for
-the largest record, and hashed there.
+`hash_records` computes XXH64 of each record's canonical bytes (`integrity/digests.py` defines them). They lie in
+several buffers and are concatenated in `scratch`, which the caller allocates for the largest record.
 """
 
 from __future__ import annotations
@@ -22,9 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
-from tidegate.kernels.hashing import UINT64S, xxh64
+from tidegate.kernels.hashing import xxh64
 from tidegate.kernels.integrity import (
     CONTROL,
     END_OF_PUSH,
@@ -32,7 +23,6 @@ from tidegate.kernels.integrity import (
     MANAGED,
     STAMP_ROW,
     START_OF_CHAIN,
-    UINT32S,
     field_sum,
 )
 from tidegate.kernels.jit import (
@@ -41,12 +31,18 @@ from tidegate.kernels.jit import (
     INT64,
     INT64S,
     READ_INT64S,
+    READ_UINT64S,
+    UINT32S,
+    UINT64S,
     copy,
+    helper,
     kernel,
     load,
     pointer,
     rows_of,
     store,
+    store_int32,
+    store_int64,
 )
 from tidegate.kernels.record_encoding import RECORD_SOURCE, Column, RecordSource, column_of, length_at
 from tidegate.kernels.validation import EMPTY, ends, fill_index, find_place, is_supported, opens
@@ -87,7 +83,7 @@ STATE_SIZE: Final = 5
 NO_TIME: Final = -1
 
 
-@register_jitable
+@helper
 def begin(run: Any, record: Any, offset: int, is_first: bool) -> None:
     run["guid_high"], run["guid_low"] = record["guid_high"], record["guid_low"]
     run["is_first"] = is_first
@@ -99,7 +95,7 @@ def begin(run: Any, record: Any, offset: int, is_first: bool) -> None:
     run["bad_offset"], run["end_row"] = NOWHERE, NO_RUN
 
 
-@register_jitable
+@helper
 def take(run: Any, record: Any, computed: Any, offset: int, log_time: int, row: int) -> None:
     run["last_sequence"], run["last_offset"], run["log_time"] = record["sequence"], offset, log_time
     if record["kind"] != CONTROL:
@@ -193,18 +189,11 @@ OFFSET, TIMESTAMP, KEY, VALUE, HEADERS = 1, 2, 4, 8, 16
 FIXED_BYTES: Final = 28  # offset, timestamp, and the lengths of key, value and headers
 
 
-@register_jitable
-def put_number(target: Any, at: int, number: int, width: int) -> int:
-    """Write a number big-endian in `width` bytes; returns the position after it."""
-    for place in range(width):
-        store(target, at + place, (number >> (8 * (width - 1 - place))) & 0xFF)
-    return at + width
-
-
-@register_jitable
+@helper
 def put_field(target: Any, at: int, column: Column, row: int) -> int:
     length = length_at(column, row)
-    at = put_number(target, at, length, 4)
+    store_int32(target, at, length)
+    at += 4
     if length > 0:
         copy(target, at, column.content, load(column.ends, row), length)
         at += length
@@ -221,9 +210,11 @@ def hash_records(source: RecordSource, offsets: Any, parts: int, scratch: Any, h
     for row in range(len(hashes)):
         at = 0
         if parts & OFFSET:
-            at = put_number(target, at, load(at_offsets, row), 8)
+            store_int64(target, at, load(at_offsets, row))
+            at += 8
         if parts & TIMESTAMP:
-            at = put_number(target, at, load(at_times, row), 8)
+            store_int64(target, at, load(at_times, row))
+            at += 8
         if parts & KEY:
             at = put_field(target, at, key, row)
         if parts & VALUE:
@@ -232,14 +223,15 @@ def hash_records(source: RecordSource, offsets: Any, parts: int, scratch: Any, h
             first, stop = 0, 0
             if has_headers:
                 first, stop = load(ends, row), load(ends, row + 1)
-            at = put_number(target, at, stop - first, 4)
+            store_int32(target, at, stop - first)
+            at += 4
             for header in range(first, stop):
                 at = put_field(target, at, name, header)
                 at = put_field(target, at, content, header)
         hashes[row] = xxh64(target, 0, at)
 
 
-@kernel(types.void(types.Array(types.uint64, 1, "C", readonly=True), INT64S, UINT64S, UINT64S, UINT64S))
+@kernel(types.void(READ_UINT64S, INT64S, UINT64S, UINT64S, UINT64S))
 def sum_blocks(hashes: Any, edges: Any, sums: Any, squares: Any, ordered: Any) -> None:
     """Compute each block's sum, sum of squares, and sum weighted by 1, 3, 5, …, all modulo 2^64."""
     for block in range(len(sums)):

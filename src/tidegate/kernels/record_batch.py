@@ -1,55 +1,25 @@
 """Read Kafka record batches (v2): varints, batch headers, record facts, decoding to Arrow, filtering.
 
-Varints
--------
-Zig-zag varints (Kafka's varint and varlong): 7 bits a byte, lowest first, at most 5 or 10 bytes.
+Varints are zig-zag numbers, 7 bits a byte, lowest first, at most 5 or 10 bytes; bits above the 32nd (64th) are dropped,
+as in Java. Readers never read at or beyond `end`. Without a number they return position `end + 1`, from which every
+further read fails in the same way; so a kernel reads a whole record and then checks the position once. A record is
 
-    0 → 00    -1 → 01    1 → 02    63 → 7e    -64 → 7f    64 → 80 01    2147483647 → fe ff ff ff 0f
+    length varint | attributes int8 | timestamp delta varlong | offset delta varint
+    | key length varint (-1 null), key | value length varint (-1 null), value
+    | header count varint | { key length varint, key, value length varint (-1 null), value }*
 
-Readers never read at or beyond `end`. If there is no number, they return position `end + 1`, from which every further
-read fails in the same way; so a kernel may read a whole record and then check once whether the position is still
-inside. Bits above the 32nd (64th) are dropped, as in Java.
+`length` counts the bytes after itself and the fields must fill them exactly; `count` records must fill their body
+exactly. The caller reads a bad record again in Python to name the broken rule.
 
-Batch headers
--------------
-Find the batches in a buffer, read their 61-byte headers into rows (layout: `log/format/batch.py`), choose some.
+Batch headers (layout: `log/format/batch.py`) are read into rows, which also say where records are: after the header at
+`position`, up to the end given by `length`. Records decompressed into a separate buffer have position -61, so that they
+begin at 0.
 
-`count_batches` walks the length fields and checks that each header is complete; `read_headers` then fills the counted
-number of rows; `choose_batches` selects the batches for a reader. None of them reads CRCs or records.
+`decode_records` writes records into Arrow's buffers. It stops when one is full, returns which, and resumes at the same
+record when called again with larger arrays. Bitmaps come filled with ones and a null clears its bit.
 
-The rows also tell the record kernels where records are: after the header at `position`, up to the end given by
-`length`. Records decompressed into a separate buffer have no header there; their row has position -61, so that the
-records begin at 0.
-
-Facts about the records of a batch
-----------------------------------
-Check the records of a batch and collect the facts that an append needs, without writing.
-
-    record   length varint | attributes int8 | timestamp delta varlong | offset delta varint
-             | key length varint (-1 null), key | value length varint (-1 null), value
-             | header count varint | { key length varint, key, value length varint (-1 null), value }*
-
-`length` counts the bytes after itself and the fields must fill them exactly; `count` records must fill
-their body exactly. The kernel does not report which rule a bad record violates; the caller reads that record again in
-Python to name it.
-
-Records to Arrow
-----------------
-Check the records of batches and write them into Arrow's buffers, in one pass (layout: see above).
-
-The sizes of the columns are not known before, so the pass stops when one is full, returns which, and resumes at the
-same record when it is called again with larger arrays. The record it stopped at is not counted, and its fields are
-written again.
-
-Bitmaps are initialised with ones and a null clears its bit, so a column without nulls costs nothing.
-
-Batches without some of their records
--------------------------------------
-Copy the kept records of batch bodies, for compaction.
-
-A record is `length | attributes | timestamp delta | offset delta | …` (zig-zag varints). Offset deltas are relative to
-the batch's base offset, which compaction keeps, so everything from the offset delta on is copied unchanged; the
-timestamp delta is relative to the base timestamp, which changes, so it and the length are rewritten.
+`copy_kept` copies the kept records of batch bodies, for compaction: all from the offset delta on is unchanged, because
+the base offset is; length and timestamp delta are rewritten.
 """
 
 from __future__ import annotations
@@ -58,7 +28,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -66,9 +35,14 @@ from tidegate.kernels.jit import (
     INT64,
     INT64S,
     READ_BYTES,
+    READ_FLAGS,
     copy,
+    helper,
     kernel,
     load,
+    load_int16,
+    load_int32,
+    load_int64,
     pointer,
     prefetch,
     rows_of,
@@ -78,7 +52,7 @@ from tidegate.kernels.jit import (
 # -- varints ---------------------------------------------------------------------------------------
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def read_varint(source: Any, position: int, end: int) -> tuple[int, int]:
     """The 32-bit number at `position`, and the position after it (`end + 1` when there is none)."""
     if position >= end:
@@ -96,7 +70,7 @@ def read_varint(source: Any, position: int, end: int) -> tuple[int, int]:
     return (raw >> 1) ^ -(raw & 1), position
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def read_varlong(source: Any, position: int, end: int) -> tuple[int, int]:
     """The 64-bit number at `position`, and the position after it (`end + 1` when there is none)."""
     if position >= end:
@@ -114,7 +88,7 @@ def read_varlong(source: Any, position: int, end: int) -> tuple[int, int]:
     return ((raw >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(raw & 1), position
 
 
-@register_jitable
+@helper
 def read_raw(source: Any, position: int, end: int, places: int) -> tuple[int, int]:
     """The number at `position` before zig-zag, of at most `places` bytes; (0, `end + 1`) when there is none."""
     raw = 0
@@ -128,7 +102,7 @@ def read_raw(source: Any, position: int, end: int, places: int) -> tuple[int, in
     return 0, end + 1
 
 
-@register_jitable
+@helper
 def varint_size(value: int) -> int:
     """Bytes of `value` as a varint or varlong: both encode a number they share alike."""
     raw = (value << 1) ^ (value >> 63)
@@ -141,7 +115,7 @@ def varint_size(value: int) -> int:
     return size
 
 
-@register_jitable
+@helper
 def write_varint(target: Any, position: int, value: int) -> int:
     """Write `value` at `position`, where the caller knows there is room; the position after it."""
     raw = (value << 1) ^ (value >> 63)
@@ -189,30 +163,19 @@ TOO_MANY_RECORDS: Final = 5
 UNKNOWN_CODEC: Final = 6
 
 
-@register_jitable
-def signed(source: Any, position: int, width: int) -> int:
-    """The big-endian signed integer of `width` bytes at `position`."""
-    value = load(source, position)
-    if value >= 0x80:
-        value -= 0x100
-    for step in range(1, width):
-        value = (value << 8) | load(source, position + step)
-    return value
-
-
-@register_jitable
+@helper
 def body_start(row: Any) -> int:
     start: int = row.position + HEADER_SIZE
     return start
 
 
-@register_jitable
+@helper
 def body_stop(row: Any) -> int:
     stop: int = row.position + LENGTH_OVERHEAD + row.length
     return stop
 
 
-@register_jitable
+@helper
 def is_stamped(row: Any) -> bool:
     """Whether every record has the batch's append time, its `max_timestamp`."""
     stamped: bool = (row.attributes & 0x08) != 0
@@ -229,7 +192,7 @@ def count_batches(buffer: Any, start: int, stop: int) -> tuple[int, int, int]:
         left = stop - position
         if left < HEADER_SIZE:
             return batches, position, PARTIAL
-        length = signed(source, position + 8, 4)
+        length = load_int32(source, position + 8)
         if length < HEADER_SIZE - LENGTH_OVERHEAD:
             return batches, position, BAD_LENGTH
         if load(source, position + 16) != MAGIC:
@@ -249,22 +212,22 @@ def read_headers(buffer: Any, start: int, rows: Any) -> None:
     for index in range(len(rows)):
         row = rows[index]
         row.position = position
-        row.base_offset = signed(source, position, 8)
-        row.length = signed(source, position + 8, 4)
-        row.leader_epoch = signed(source, position + 12, 4)
-        row.crc = signed(source, position + 17, 4) & 0xFFFFFFFF
-        row.attributes = signed(source, position + 21, 2)
-        row.last_offset_delta = signed(source, position + 23, 4)
-        row.base_timestamp = signed(source, position + 27, 8)
-        row.max_timestamp = signed(source, position + 35, 8)
-        row.producer_id = signed(source, position + 43, 8)
-        row.producer_epoch = signed(source, position + 51, 2)
-        row.base_sequence = signed(source, position + 53, 4)
-        row.count = signed(source, position + 57, 4)
+        row.base_offset = load_int64(source, position)
+        row.length = load_int32(source, position + 8)
+        row.leader_epoch = load_int32(source, position + 12)
+        row.crc = load_int32(source, position + 17) & 0xFFFFFFFF
+        row.attributes = load_int16(source, position + 21)
+        row.last_offset_delta = load_int32(source, position + 23)
+        row.base_timestamp = load_int64(source, position + 27)
+        row.max_timestamp = load_int64(source, position + 35)
+        row.producer_id = load_int64(source, position + 43)
+        row.producer_epoch = load_int16(source, position + 51)
+        row.base_sequence = load_int32(source, position + 53)
+        row.count = load_int32(source, position + 57)
         position += row.length + LENGTH_OVERHEAD
 
 
-@register_jitable
+@helper
 def refusal(row: Any) -> int:
     """Which rule the fields of a header break, 0 for none. No sound batch, compacted or not, breaks one."""
     if row.base_offset < 0:
@@ -325,7 +288,7 @@ class Measured(NamedTuple):
 MEASURED_ROW: Final = np.dtype([(name, "i8") for name in Measured._fields], align=True)
 
 
-@register_jitable
+@helper
 def skip_sized(source: Any, position: int, end: int) -> tuple[int, int]:
     """The length of the field at `position` (-1 for null), and the position after it, above `end` if bad."""
     length, position = read_varint(source, position, end)
@@ -334,7 +297,7 @@ def skip_sized(source: Any, position: int, end: int) -> tuple[int, int]:
     return length, position + max(length, 0)
 
 
-@register_jitable
+@helper
 def skip_headers(source: Any, position: int, end: int) -> int:
     """The position after the headers at `position`, above `end` if they are bad."""
     count, position = read_varint(source, position, end)
@@ -348,7 +311,7 @@ def skip_headers(source: Any, position: int, end: int) -> int:
     return position
 
 
-@register_jitable
+@helper
 def skip_fields(source: Any, position: int, end: int) -> int:
     """The position after key, value and headers, above `end` if they are bad."""
     _, position = skip_sized(source, position, end)
@@ -458,24 +421,24 @@ class Column(NamedTuple):
     room: int
 
 
-@register_jitable
+@helper
 def column_of(arrays: BinaryArrays) -> Column:
     return Column(pointer(arrays.ends), pointer(arrays.valid), pointer(arrays.content), len(arrays.content))
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def clear_bit(bitmap: Any, index: int) -> None:
     store(bitmap, index >> 3, load(bitmap, index >> 3) & ~(1 << (index & 7)))
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def fetch_ahead(content: Any, position: int) -> None:
     """Ask for what comes after `position`: copies are so short that the processor does not see it coming."""
     prefetch(content, position + AHEAD)
     prefetch(content, position + AHEAD + CACHE_LINE)
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def put(column: Column, index: int, source: Any, position: int, end: int) -> tuple[int, int]:
     """Append the sized field at `position` as value `index`.
 
@@ -499,7 +462,7 @@ def put(column: Column, index: int, source: Any, position: int, end: int) -> tup
     return position + length, 0
 
 
-@register_jitable
+@helper
 def put_headers(
     names: Column, values: Column, first: int, room: int, count: int, source: Any, position: int, end: int
 ) -> tuple[int, int, int]:
@@ -609,7 +572,6 @@ def decode_records(
 
 GROWTH_BYTES: Final = 16
 """How much longer one record may become: its length and its timestamp delta take at most 5 and 10 bytes."""
-READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 REBUILD_ROW: Final = np.dtype(
     [
         ("body_start", "i8"),  # where the records of the batch lie in the source
@@ -626,7 +588,7 @@ REBUILD_ROW: Final = np.dtype(
 )
 
 
-@register_jitable
+@helper
 def _copy_kept(source: Any, row: Any, keep: Any, target: Any, filled: int, capacity: int) -> int:
     position = row.body_start
     end = row.body_stop

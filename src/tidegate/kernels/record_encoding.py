@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -20,6 +19,7 @@ from tidegate.kernels.jit import (
     READ_INT32S,
     READ_INT64S,
     copy,
+    helper,
     kernel,
     load,
     pointer,
@@ -90,7 +90,7 @@ class Column(NamedTuple):
     skip: int
 
 
-@register_jitable
+@helper
 def column_of(source: BinarySource) -> Column:
     return Column(
         pointer(source.ends),
@@ -101,7 +101,7 @@ def column_of(source: BinarySource) -> Column:
     )
 
 
-@register_jitable
+@helper
 def length_at(column: Column, row: int) -> int:
     """Bytes of the value at `row`, -1 for null."""
     if column.nullable:
@@ -111,13 +111,13 @@ def length_at(column: Column, row: int) -> int:
     return load(column.ends, row + 1) - load(column.ends, row)
 
 
-@register_jitable
+@helper
 def sized(length: int) -> int:
     """Bytes of a field of that length, its own length varint included."""
     return varint_size(length) + (length if length > 0 else 0)
 
 
-@register_jitable
+@helper
 def write_field(target: Any, position: int, column: Column, row: int) -> int:
     length = length_at(column, row)
     position = write_varint(target, position, length)
@@ -127,7 +127,7 @@ def write_field(target: Any, position: int, column: Column, row: int) -> int:
     return position
 
 
-@register_jitable
+@helper
 def headers_size(key: Column, value: Column, first: int, stop: int) -> int:
     size = varint_size(stop - first)
     for header in range(first, stop):

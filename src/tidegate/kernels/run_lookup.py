@@ -1,51 +1,25 @@
 """Find the rows of keys in many sorted runs at once, and put them in order.
 
-Many keys
----------
-Finds the rows of keys in many runs at once (through the table of runs below).
-
-`search_runs` finds, for each key and line, the rows [low, high) inside the time bounds; (-1, -1) means unknown from
-this line. `point_lookup` does that for one key, and also orders its rows.
-
-Hashes are uniform, so an interpolation search starts near the position and widens from there: two or three cache lines
-instead of seventeen. Many keys are searched by ascending hash, each from the position of the last one.
-
-The table of runs
------------------
-The table through which kernels read many runs: one line of `WIDTH` numbers for each copy of a run.
-
-Lines ascend by (bucket, order). A line has the addresses and lengths of the run's arrays, the first and last ts of the
-whole run, its bucket, and its role:
+Kernels read runs through a table: one line of `WIDTH` numbers for each copy of a run, ascending by (bucket, order). It
+has the addresses and lengths of the run's arrays, the first and last ts of the whole run, its bucket, and its role:
 
     COMPLETE   a copy with every key of the run
     PARTIAL    a hot copy with some keys; the next line is the stored copy of the same run
     STORED     a stored copy; after a PARTIAL line it is searched only for keys missing there.
                KEYS is -1 until it is loaded
 
-DELETED is 0 for a run without tombstones, else the address of their bitmap. There are no bounds checks: addresses come
-from runs, which were verified when they were read or built, and the owner of a table keeps the runs alive.
+DELETED is 0 for a run without tombstones, else the address of their bitmap. There are no bounds checks: runs were
+verified when they were read or built, and the owner of a table keeps them alive.
 
-Order of the rows found
------------------------
-Orders the rows of each key that were found in many runs.
+`search_runs` finds, for each key and line, the rows [low, high) inside the time bounds; (-1, -1) means unknown from
+this line. Hashes are uniform, so a search starts near the position and widens. `order_rows` walks the result and writes
+*stretches* (line, first row, row after the last): in order they give a key's rows by ascending (ts, seq), each identity
+once. `last` keeps the row of the latest line and hides tombstones. `fold` lists the rows of an identity found more than
+once as ties (line, row, group) and writes a stretch in the virtual line `PATCH`, row = group. `scatter_stretches` turns
+stretches into row numbers by line, and the permutation that puts them in order. `point_lookup` does all for one key;
+`point_read` does it for `append` and `last` with few arguments, because the call dominates the cost of a point read.
 
-`order_rows` walks the result of `search_runs`, key by key and bucket by bucket, and writes *stretches* (line, first
-row, row after the last). Read in order, they give the key's rows by ascending (ts, seq), each identity once. `last`
-keeps the row of the latest line and hides tombstones. `fold` lists the rows of an identity found more than once as ties
-(line, row, group) and writes a stretch in the virtual line `PATCH`, row = group.
-
-`scatter_stretches` turns stretches into row numbers by line, and the permutation that puts them in order.
-
-All arrays are flat: cell (key, line) is key × lines + line, stretch i begins at 3 × i. Inside, everything goes
-through pointers, which count no references.
-
-One key
--------
-`point_read` returns the rows of one key in many runs, with as few arguments as possible, because the call dominates the
-cost of a point read.
-
-It searches and orders as above. The key is given as bytes, and its hash is returned as an integer. It serves `append`
-and `last`; for a fold, whose rows may tie, use `point_lookup`.
+All arrays are flat: cell (key, line) is key × lines + line, stretch i begins at 3 × i.
 """
 
 from __future__ import annotations
@@ -54,7 +28,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.hashing import xxh64
 from tidegate.kernels.jit import (
@@ -64,8 +37,11 @@ from tidegate.kernels.jit import (
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    READ_UINT64S,
+    UINT64S,
     byte_at,
     half_at,
+    helper,
     keep,
     kernel,
     load,
@@ -83,7 +59,7 @@ WIDTH: Final = 14
 COMPLETE, PARTIAL, STORED = 0, 1, 2
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def cell(table: Any, line: Any, column: Any) -> Any:
     return load(table, line * WIDTH + column)
 
@@ -105,13 +81,13 @@ class Marks(NamedTuple):
     tie_room: Any
 
 
-@register_jitable
+@helper
 def _is_deleted(table: Any, line: Any, row: Any) -> Any:
     bit = cell(table, line, DELETED_OFFSET) + row
     return (byte_at(cell(table, line, DELETED), bit >> 3) >> (bit & 7)) & 1 == 1
 
 
-@register_jitable
+@helper
 def _put(marks: Marks, count: Any, floor: Any, line: Any, row: Any, stop: Any) -> Any:
     """Append rows to the stretches (those below `floor` are another key's); returns the new count.
 
@@ -131,7 +107,7 @@ def _put(marks: Marks, count: Any, floor: Any, line: Any, row: Any, stop: Any) -
     return count + 1
 
 
-@register_jitable
+@helper
 def _put_live(
     table: Any, marks: Marks, count: Any, floor: Any, line: Any, row: Any, stop: Any, kind: Any
 ) -> Any:
@@ -143,12 +119,12 @@ def _put_live(
     return count
 
 
-@register_jitable
+@helper
 def _seq(table: Any, line: Any, row: Any) -> Any:
     return word_at(cell(table, line, SEQ), row)
 
 
-@register_jitable
+@helper
 def _is_same(table: Any, low: Any, high: Any, cells: Any, line: Any, ts: Any, seq: Any) -> Any:
     """Whether the line's next row has this identity."""
     row = load(low, cells + line)
@@ -159,7 +135,7 @@ def _is_same(table: Any, low: Any, high: Any, cells: Any, line: Any, ts: Any, se
     )
 
 
-@register_jitable
+@helper
 def _merge_lines(
     table: Any,
     low: Any,
@@ -214,7 +190,7 @@ def _merge_lines(
         groups += met > 1 and kind == FOLD
 
 
-@register_jitable
+@helper
 def order_key(
     table: Any, line_count: Any, low: Any, high: Any, cells: Any, kind: Any, marks: Marks, so_far: Any
 ) -> Any:
@@ -241,7 +217,7 @@ def order_key(
     return so_far
 
 
-@register_jitable
+@helper
 def row_total(marks: Marks, first: Any, stop: Any) -> Any:
     total: Any = np.int64(0)
     for at in range(first, min(stop, marks.room)):
@@ -326,11 +302,9 @@ def scatter_stretches(stretches: Any, line_starts: Any, rows: Any, places: Any) 
 UNKNOWN: Final = -1
 MANY_KEYS: Final = 8  # with one hash; from then on they are not looked at one by one
 UINT64 = types.uint64
-UINT64S = types.Array(types.uint64, 1, "C")
-READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
 
 
-@register_jitable
+@helper
 def _first_hash(hashes: Any, count: Any, wanted: Any, near: Any) -> Any:
     """The first index in ascending hashes whose value is not below `wanted`, searched from `near`."""
     low, high, step = 0, count, 1
@@ -355,7 +329,7 @@ def _first_hash(hashes: Any, count: Any, wanted: Any, near: Any) -> Any:
     return low
 
 
-@register_jitable
+@helper
 def _guess(hashes: Any, count: Any, wanted: Any) -> Any:
     """Interpolate the approximate index of `wanted`."""
     first, last = unsigned_at(hashes, 0), unsigned_at(hashes, count - 1)
@@ -366,7 +340,7 @@ def _guess(hashes: Any, count: Any, wanted: Any) -> Any:
     return np.int64(np.float64(wanted - first) / np.float64(last - first) * np.float64(count - 1))
 
 
-@register_jitable
+@helper
 def _compare(content: Any, begin: Any, end: Any, key: Any, start: Any, stop: Any) -> Any:
     """Compare content[begin:end] with key[start:stop]: negative, zero or positive."""
     shorter = min(end - begin, stop - start)
@@ -377,7 +351,7 @@ def _compare(content: Any, begin: Any, end: Any, key: Any, start: Any, stop: Any
     return np.int64((end - begin) - (stop - start))
 
 
-@register_jitable
+@helper
 def _find_among(
     hashes: Any, count: Any, bounds: Any, content: Any, wanted: Any, key: Any, start: Any, stop: Any, low: Any
 ) -> Any:
@@ -401,7 +375,7 @@ def _find_among(
     return -1
 
 
-@register_jitable
+@helper
 def _find_key(table: Any, line: Any, wanted: Any, key: Any, start: Any, stop: Any, near: Any) -> Any:
     """The key's index in the line's directory or -1, and the index from which to search a higher hash."""
     hashes, count = cell(table, line, HASHES), cell(table, line, KEYS)
@@ -422,7 +396,7 @@ def _find_key(table: Any, line: Any, wanted: Any, key: Any, start: Any, stop: An
     return -1, first
 
 
-@register_jitable
+@helper
 def _first_row(ts: Any, low: Any, high: Any, wanted: Any) -> Any:
     """The first row in [low, high) with a ts not below `wanted`; `high` if none has."""
     while low < high:
@@ -434,7 +408,7 @@ def _first_row(ts: Any, low: Any, high: Any, wanted: Any) -> Any:
     return low
 
 
-@register_jitable
+@helper
 def _rows_in(table: Any, line: Any, at: Any, first_ts: Any, last_ts: Any) -> Any:
     """The rows of the key at place `at` inside the bounds, both of them inclusive."""
     starts, ts = cell(table, line, STARTS), cell(table, line, TS)
@@ -446,12 +420,12 @@ def _rows_in(table: Any, line: Any, at: Any, first_ts: Any, last_ts: Any) -> Any
     return low, high
 
 
-@register_jitable
+@helper
 def _is_outside(table: Any, line: Any, first_ts: Any, last_ts: Any) -> Any:
     return cell(table, line, MAX_TS) < first_ts or cell(table, line, MIN_TS) > last_ts
 
 
-@register_jitable
+@helper
 def _is_settled(table: Any, low: Any, cells: Any, line: Any) -> Any:
     """Whether the partial copy in the previous line has the key whose cells start at `cells`."""
     return line > 0 and cell(table, line - 1, ROLE) == PARTIAL and load(low, cells + line - 1) != UNKNOWN
@@ -512,7 +486,7 @@ def search_runs(
             store(high, cells + line, end)
 
 
-@register_jitable
+@helper
 def find_one(
     table: Any,
     line_count: Any,

@@ -1,55 +1,19 @@
 """Merge, join, match and split sorted runs.
 
-Merging
--------
-Merges the directories of runs, selects lines from them, and expands lines to rows.
-
-The directories of several runs are concatenated, as their rows are: line i of all has hash `hashes[i]`, key i of
+Merging: the directories of several runs are concatenated, as their rows are. Line i has hash `hashes[i]`, key i of
 (`data`, `bounds`) and the rows from `row_starts[i]` up to, not including, `row_starts[i + 1]`. Lines of one run ascend
 by (hash, key bytes); earlier lines are from earlier runs.
 
-Callers guarantee (K2): row starts never decrease and count the rows, offsets of keys never decrease and end inside the
-bytes.
+Rows by bucket are (line, row) pairs: the index of a key in a sorted list of keys, and a row of the columns. Each bucket
+gets a range of both lists; columns are then gathered bucket by bucket, one at a time.
 
-Keys of rows
-------------
-Writes the key of every row, from a directory with one line per key: each key is repeated for each of its rows.
+`stream_run` and `leap_run` join many sorted keys with a run's directory. A run about as large as the keys, or smaller,
+is read sequentially: its hashes are tested against a bitmap of the keys' hashes (32 bits per key, indexed by the hash's
+upper bits), and only those that pass are searched. In a larger run each key is found by galloping search. `match_runs`
+finds the rows of two runs with equal identities by a merge join that gallops in the run that is behind.
 
-Callers guarantee (K2): `starts` never decreases, has one number more than there are keys and ends at the number of
-rows; the requested rows lie inside it; `bounds` never decreases and ends inside the keys' bytes; the output is large
-enough.
-
-Rows by bucket
---------------
-Divides sorted rows by bucket.
-
-Rows are (line, row) pairs: the index of a key in a sorted list of keys, and a row of the columns. Each bucket gets a
-range of both lists, in the order of the rows. Columns are then gathered bucket by bucket, one at a time, which is
-several times as fast as one loop that fills all of them.
-
-Callers guarantee (K2): `order` are rows of `ts`, `lines` are lines of the keys, whose bounds never decrease and end
-inside their bytes.
-
-Sorted keys against a run
--------------------------
-Joins many sorted keys with a run's sorted directory: returns the rows of the run that belong to one of the keys.
-
-Both sides ascend by hash, which is uniform. A run about as large as the keys, or smaller, is read sequentially
-(`stream_run`): its hashes are first tested against a bitmap of the keys' hashes (32 bits per key, indexed by the hash's
-upper bits, so the bitmap is also read sequentially), and only the few that pass are searched. In a run much larger than
-the keys, each key is found by galloping search (`leap_run`).
-
-Callers guarantee (K2): starts never decrease and count the rows; offsets never decrease and end inside the bytes.
-
-Identities of two runs
-----------------------
-Finds the rows of two runs with equal identities, by a merge join.
-
-Both ascend by (hash, key bytes, ts, seq). The join gallops in the run that is behind, so a small run finds its rows in
-a large one without reading most of it.
-
-Callers guarantee (K2): row starts never decrease and count the rows, offsets of keys never decrease and end inside the
-bytes.
+Callers guarantee (K2): starts never decrease and count the rows, offsets of keys never decrease and end inside their
+bytes, requested rows and lines exist, outputs are large enough.
 """
 
 from __future__ import annotations
@@ -58,7 +22,6 @@ from typing import Any, Final
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -66,11 +29,15 @@ from tidegate.kernels.jit import (
     INT64,
     INT64S,
     READ_BYTES,
+    READ_FLAGS,
     READ_INT32S,
     READ_INT64S,
+    READ_UINT64S,
+    UINT64S,
     are_equal,
     compare,
     copy_key,
+    helper,
     int64,
     kernel,
     load,
@@ -80,8 +47,7 @@ from tidegate.kernels.jit import (
     store,
     store_word,
 )
-from tidegate.kernels.jit import INT64 as INT64_TYPE
-from tidegate.kernels.sorting import UINT64S, is_key_above, sort_rows
+from tidegate.kernels.sorting import is_key_above, is_same_key, sort_rows
 
 # -- keys of rows ----------------------------------------------------------------------------------
 
@@ -125,11 +91,10 @@ def spread_keys(
 
 # -- rows by bucket --------------------------------------------------------------------------------
 
-READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
 AHEAD: Final = 24  # rows between the one at hand and the one whose time is fetched
 
 
-@register_jitable
+@helper
 def _ascends(source: Any, bounds: Any, hashes: Any, line: Any) -> bool:
     """Whether a line sorts after the previous one."""
     if hashes[line - 1] != hashes[line]:
@@ -196,10 +161,9 @@ def list_starts(lines: Any, starts: Any) -> Any:
 # -- merging ---------------------------------------------------------------------------------------
 
 INT64_PAIR = types.UniTuple(types.int64, 2)
-READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 
 
-@register_jitable
+@helper
 def _merge(
     hashes: Any, order: Any, start: Any, middle: Any, stop: Any, merged_hashes: Any, merged_order: Any
 ) -> None:
@@ -249,13 +213,6 @@ def merge_lines(hashes: Any, order: Any, run_starts: Any, other_hashes: Any, oth
     return turn
 
 
-@register_jitable
-def _same_keys(data: Any, bounds: Any, left: Any, right: Any) -> Any:
-    left_start, left_stop = int64(bounds[left]), int64(bounds[left + 1])
-    right_start, right_stop = int64(bounds[right]), int64(bounds[right + 1])
-    return are_equal(data, left_start, left_stop, data, right_start, right_stop)
-
-
 @kernel(types.void(INT32S, READ_UINT64S, READ_BYTES, READ_INT32S, BYTES))
 def settle_keys(order: Any, sorted_hashes: Any, data: Any, bounds: Any, repeats: Any) -> None:
     """Sort lines ordered by hash also by key bytes where keys with one hash differ; those of one key stay by run.
@@ -266,7 +223,7 @@ def settle_keys(order: Any, sorted_hashes: Any, data: Any, bounds: Any, repeats:
     start, differ = 0, False
     for place in range(order.shape[0] + 1):
         if 0 < place < order.shape[0] and sorted_hashes[place] == sorted_hashes[place - 1]:
-            is_same = _same_keys(source, bounds, order[place - 1], order[place])
+            is_same = is_same_key(source, bounds, order[place - 1], order[place])
             repeats[place] = is_same
             differ = differ or not is_same
             continue
@@ -274,7 +231,7 @@ def settle_keys(order: Any, sorted_hashes: Any, data: Any, bounds: Any, repeats:
             keys, scratch = (source, bounds), np.empty(place - start, np.int32)
             sort_rows(order, start, place, is_key_above, keys, scratch)
             for other in range(start + 1, place):
-                repeats[other] = _same_keys(source, bounds, order[other - 1], order[other])
+                repeats[other] = is_same_key(source, bounds, order[other - 1], order[other])
         start, differ = place, False
         if place < order.shape[0]:
             repeats[place] = 0
@@ -350,19 +307,6 @@ def expand_lines(lines: Any, row_starts: Any, rows: Any) -> None:
             filled += 1
 
 
-@kernel(INT64(READ_INT32S, READ_UINT64S, READ_INT32S, UINT64S, INT32S))
-def measure_lines(lines: Any, hashes: Any, bounds: Any, out_hashes: Any, out_bounds: Any) -> Any:
-    """Write the hashes of these lines and the offsets of their keys; returns the keys' total bytes."""
-    filled = int64(0)
-    out_bounds[0] = 0
-    for place in range(lines.shape[0]):
-        line = lines[place]
-        out_hashes[place] = hashes[line]
-        filled += int64(bounds[line + 1]) - int64(bounds[line])
-        out_bounds[place + 1] = filled
-    return filled
-
-
 @kernel(INT64(READ_INT32S, READ_INT32S, INT32S))
 def measure_keys(lines: Any, bounds: Any, out_bounds: Any) -> Any:
     """Write the offsets of these lines' concatenated keys; returns their total bytes."""
@@ -377,7 +321,7 @@ def measure_keys(lines: Any, bounds: Any, out_bounds: Any) -> Any:
 
 @kernel(types.void(READ_INT32S, READ_BYTES, READ_INT32S, READ_INT32S, BYTES))
 def copy_keys(lines: Any, data: Any, bounds: Any, out_bounds: Any, out_data: Any) -> None:
-    """Write the keys of these lines at the offsets from `measure_lines`."""
+    """Write the keys of these lines at the offsets from `measure_keys`."""
     source, target = pointer(data), pointer(out_data)
     for place in range(lines.shape[0]):
         line = lines[place]
@@ -428,7 +372,7 @@ def mark_hashes(hashes: Any, shift: int, bits: Any) -> None:
         store(target, byte, load(target, byte) | (1 << int64(bit & _U7)))
 
 
-@register_jitable
+@helper
 def leap(hashes: Any, at: Any, wanted: Any) -> Any:
     """Galloping search: the first index from `at` on whose hash is not below `wanted`."""
     stop = hashes.shape[0]
@@ -448,7 +392,7 @@ def leap(hashes: Any, at: Any, wanted: Any) -> Any:
     return low
 
 
-@register_jitable
+@helper
 def walk(hashes: Any, at: Any, wanted: Any) -> Any:
     """`leap` for mostly near targets: compares whole blocks without branches."""
     stop = hashes.shape[0]
@@ -464,14 +408,14 @@ def walk(hashes: Any, at: Any, wanted: Any) -> Any:
     return leap(hashes, at, wanted)
 
 
-@register_jitable
+@helper
 def _is_same(source: Any, bounds: Any, key: Any, other: Any, other_bounds: Any, line: Any) -> bool:
     """Whether a key and the run's key in a line are the same bytes."""
     start, stop = int64(bounds[key]), int64(bounds[key + 1])
     return are_equal(source, start, stop, other, int64(other_bounds[line]), int64(other_bounds[line + 1]))
 
 
-@register_jitable
+@helper
 def _put_rows(
     key: Any, low: Any, high: Any, ts: Any, first_ts: Any, last_ts: Any, keys: Any, rows: Any, count: Any
 ) -> Any:
@@ -565,7 +509,7 @@ def leap_run(
 
 
 @kernel(
-    INT64_TYPE(
+    INT64(
         READ_UINT64S, READ_BYTES, READ_INT32S, READ_INT32S, READ_INT64S, READ_INT64S,
         READ_UINT64S, READ_BYTES, READ_INT32S, READ_INT32S, READ_INT64S, READ_INT64S,
         INT32S, INT32S,

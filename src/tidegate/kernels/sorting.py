@@ -1,51 +1,15 @@
 """Stable sorts of rows by key and cursor, a radix sort of uint64 keys, and a test for evenly spaced numbers.
 
-Comparison sort of rows
------------------------
-A stable sort of rows with a comparison function from the caller.
+`sort_rows` is insertion sort for few rows and merge sort beyond; sorted rows are only read.
 
-Insertion sort for few rows, merge sort beyond: at most n log n comparisons. Rows that are already sorted are only read.
+Rows of a batch are sorted into the order of runs (bucket, hash, key bytes, arrival) by marks. A mark is one uint64: the
+bucket number in the upper bits, then as many upper bits of its hash as fit, then the row number. `radix_sort` sorts
+marks by the bits that distinguish most of them, one sequential pass per digit, then fixes adjacent marks; chosen keys
+whose hashes agree make it give up, and the caller sorts by comparison. `arrange_rows` sorts the rows with equal marks
+above the row number. Then identities are numbered: rows of a key with one cursor (ts, seq) get one number.
 
-Rows by bucket and key
-----------------------
-Sorts the rows of a batch into the order of runs: by bucket, hash, key bytes, then arrival.
-
-A row's mark is one uint64: the bucket number in the upper bits, then as many upper bits of its hash as fit, then the
-row number. Marks are sorted as integers, which leaves few comparisons: only rows with equal marks above the row number,
-mostly rows of one key. `arrange_rows` sorts these, by merging where they are many, so chosen keys with equal hashes
-cost only a sort of their bytes.
-
-Then identities are numbered: rows of a key with one cursor (ts, seq) get one number, ascending in the order of rows.
-
-Callers guarantee (K2): offsets of keys never decrease and end inside the bytes, all row arrays are equally long.
-
-Rows by group
--------------
-Sorts rows by group and cursor, and numbers their identities.
-
-    place_rows       a stable counting sort of rows by group
-    sort_cursors     sorts the rows of a group by (ts, seq) where needed
-    mark_identities  adjacent rows with one (key, ts, seq) → one number per identity
-
-Callers guarantee (K2): all row arrays are equally long, groups and starts are inside them.
-
-Radix sort
-----------
-LSD radix sort of uint64 marks: bucket number and hash prefix in the upper bits, which are evenly distributed, and the
-row number in the lowest bits, in ascending input order.
-
-It sorts by digits, from the lowest to the highest of the bits that distinguish most marks. Each pass reads sequentially
-and writes to a few hundred positions, so the cost per mark is constant. Marks that are equal in these bits stay in row
-order, which is nearly always the final order; one more pass over adjacent marks fixes the rest. Chosen keys whose
-hashes agree in these bits would make that pass long: it then gives up, and the caller sorts by comparison.
-
-Callers guarantee (K2): both arrays are equally long.
-
-Evenly spaced numbers
----------------------
-Tests whether numbers have a constant step: one pass that ends soon after the first difference.
-
-Differences may wrap around; callers also compare the last number, which rules that out (K2).
+Callers guarantee (K2): offsets of keys never decrease and end inside the bytes, all row arrays are equally long, groups
+and starts are inside them.
 """
 
 from __future__ import annotations
@@ -54,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -64,8 +27,11 @@ from tidegate.kernels.jit import (
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    READ_UINT64S,
+    UINT64S,
     are_equal,
     compare,
+    helper,
     int64,
     keep,
     kernel,
@@ -80,7 +46,7 @@ from tidegate.kernels.jit import (
 FEW: Final = 16  # rows that are sorted by insertion
 
 
-@register_jitable
+@helper
 def is_key_above(keys: Any, left: Any, right: Any) -> Any:
     """Whether key `left` of `keys` (bytes, bounds) sorts after key `right`."""
     data, bounds = keys
@@ -89,7 +55,7 @@ def is_key_above(keys: Any, left: Any, right: Any) -> Any:
     return compare(data, left_start, left_stop, data, right_start, right_stop) > 0
 
 
-@register_jitable
+@helper
 def _insert(rows: Any, first: Any, stop: Any, is_above: Any, keys: Any) -> None:
     for place in range(first + 1, stop):
         row = rows[place]
@@ -100,7 +66,7 @@ def _insert(rows: Any, first: Any, stop: Any, is_above: Any, keys: Any) -> None:
         rows[hole] = row
 
 
-@register_jitable
+@helper
 def _merge(rows: Any, first: Any, middle: Any, stop: Any, is_above: Any, keys: Any, scratch: Any) -> None:
     """Merge two sorted halves; on equal keys the left one comes first."""
     if not is_above(keys, rows[middle - 1], rows[middle]):
@@ -118,7 +84,7 @@ def _merge(rows: Any, first: Any, middle: Any, stop: Any, is_above: Any, keys: A
         at += 1
 
 
-@register_jitable
+@helper
 def sort_rows(rows: Any, first: Any, stop: Any, is_above: Any, keys: Any, scratch: Any) -> None:
     """Sort rows[first:stop]; `is_above(keys, left, right)` compares two. `scratch` has room for as many rows."""
     for block in range(first, stop, FEW):
@@ -132,8 +98,6 @@ def sort_rows(rows: Any, first: Any, stop: Any, is_above: Any, keys: Any, scratc
 
 # -- rows by bucket and key ------------------------------------------------------------------------
 
-UINT64S = types.Array(types.uint64, 1, "C")
-READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
 AHEAD: Final = 32  # rows that are asked for before they are compared
 _ONE, _U0, _U63 = np.uint64(1), np.uint64(0), np.uint64(63)
 
@@ -169,7 +133,7 @@ def mark_rows(
     counts[number] += held
 
 
-@register_jitable
+@helper
 def _is_above(keys: Any, left: Any, right: Any) -> bool:
     """Whether the key of row `left` sorts after that of row `right`; `keys` are bytes, bounds and hashes."""
     source, bounds, hashes = keys
@@ -178,8 +142,8 @@ def _is_above(keys: Any, left: Any, right: Any) -> bool:
     return bool(is_key_above((source, bounds), left, right))
 
 
-@register_jitable
-def _is_same(source: Any, bounds: Any, left: Any, right: Any) -> bool:
+@helper
+def is_same_key(source: Any, bounds: Any, left: Any, right: Any) -> bool:
     """Whether two rows have one key."""
     start, stop = int64(bounds[left]), int64(bounds[left + 1])
     return are_equal(source, start, stop, source, int64(bounds[right]), int64(bounds[right + 1]))
@@ -215,13 +179,13 @@ def arrange_rows(
             while place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
                 place += 1
             at = first + 1
-            while at < place and _is_same(source, bounds, rows[at], rows[at - 1]):
+            while at < place and is_same_key(source, bounds, rows[at], rows[at - 1]):
                 at += 1
             if at < place:
                 keys = (source, bounds, hashes)
                 sort_rows(rows, first, place, _is_above, keys, np.empty(place - first, np.int32))
                 for at in range(first + 1, place):
-                    if not _is_same(source, bounds, rows[at], rows[at - 1]):
+                    if not is_same_key(source, bounds, rows[at], rows[at - 1]):
                         starts[found] = at
                         found += 1
     starts[found] = count
@@ -280,7 +244,7 @@ def place_rows(order: Any, counts: Any, groups: Any, following: Any, starts: Any
         following[group] += 1
 
 
-@register_jitable
+@helper
 def _is_cursor_above(cursors: Any, left: Any, right: Any) -> bool:
     """Whether row `left` has the higher (ts, seq); without `seq` (no elements), rows are numbered as they come."""
     ts, seq = cursors
@@ -341,7 +305,7 @@ UNSORTED: Final = -1
 _WORD: Any = np.uint64
 
 
-@register_jitable
+@helper
 def _settle(source: Any, count: Any) -> bool:
     """Insertion pass over nearly sorted marks; False when a mark is too far from its position."""
     for place in range(1, count):
@@ -358,7 +322,7 @@ def _settle(source: Any, count: Any) -> bool:
     return True
 
 
-@register_jitable
+@helper
 def _by_digit(source: Any, target: Any, count: Any, shift: Any, places: Any) -> None:
     """Stable sort of marks by the digit at `shift`."""
     mask = _WORD(DIGITS - 1)
@@ -411,7 +375,7 @@ def radix_sort(marks: Any, other: Any, telling_bits: int) -> int:
 BLOCK: Final = 2048  # numbers looked at together: without a way out, several are compared in one instruction
 
 
-@register_jitable
+@helper
 def _in_steps(source: Any, count: Any, step: Any) -> Any:
     for first in range(1, count, BLOCK):
         wrong = np.int64(0)

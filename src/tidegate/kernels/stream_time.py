@@ -1,29 +1,15 @@
 """Stream time per record, statistics per time cell, and filtering of columns.
 
-Stream time
------------
-Computes stream time per record: the largest event time of each source partition so far, and their minimum.
-
-A record without a key, with a time before the epoch, or further ahead than the guard allows advances no clock.
+Stream time is the largest event time of each source partition so far. A record without a key, with a time before the
+epoch, or further ahead than the guard allows advances no clock.
 
     clocks[p]        the largest event time of partition `partitions[p]`, -1 before any
     floor[0]         the minimum clock of the partitions that are not idle; never decreases
     stream_time[i]   the clock of record i's partition, including record i
     judged[i]        the time that decides lateness of record i: its stream time, or the floor where that is higher
 
-Cells of time
--------------
-Collects statistics per time cell: the number of records, the first and the last offset.
-
 Time is divided into segments, and a segment into `per_segment` cells of `width`, of which the last may be shorter;
-cells are numbered consecutively. Offsets ascend.
-
-Filtering columns
------------------
-Copies the kept rows of a column, in order.
-
-`flags` has a byte for each row, not 0 where the row is kept. Usually few rows are removed, so bytes of adjacent values
-are copied at once.
+cells are numbered consecutively. `flags` of a filter have a byte for each row, not 0 where it is kept.
 
 Callers guarantee (K2): there is room for all kept rows; bounds of values never decrease and end inside their bytes.
 """
@@ -33,7 +19,6 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -44,6 +29,7 @@ from tidegate.kernels.jit import (
     READ_INT32S,
     READ_INT64S,
     copy,
+    helper,
     int64,
     kernel,
     load,
@@ -59,7 +45,7 @@ GOOD, NO_KEY, NEGATIVE, FUTURE = 0, 1, 2, 3
 UNGUARDED = 2**63 - 1  # as `latest`: no record is too far ahead
 
 
-@register_jitable
+@helper
 def least_clock(clocks: Any, idle: Any, count: int) -> int:
     """The minimum clock of partitions that are not idle; -1 when all are."""
     least = -1
@@ -71,7 +57,7 @@ def least_clock(clocks: Any, idle: Any, count: int) -> int:
     return least
 
 
-@register_jitable
+@helper
 def _run_on(
     row: int,
     ts: Any,

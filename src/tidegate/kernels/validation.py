@@ -1,49 +1,27 @@
 """Validate whole batches: the table of producers, the validation rules, and the loop over records.
 
-Table of producers
-------------------
-The rows of a partition's producers, and an index over their GUIDs that kernels read and extend.
-
-The index is an open-addressing table of row numbers: its size is a power of two, free slots are EMPTY, and it is always
-larger than the rows, so that a probe ends. To add a producer, store its row number at the slot from `find_place`.
-
-Validation rules
-----------------
-The rules that validate one record against the state of its producer.
+The index of producers is an open-addressing table of row numbers by GUID: its size is a power of two, free slots are
+EMPTY, and it is always larger than the rows, so that a probe ends.
 
 A producer numbers its records by chain, and in each chain by sequence 0, 1, 2, … The first record of a chain is its
 *start*, the last its *end*, which carries the checksum of all records before it. A producer of *headers only* writes
-neither: its first data record opens its chain, which ends at the highest sequence. Compaction may remove that first
-record, too, so such a chain may be entered in its middle where a gap would be tolerated; its later gaps are still
-validated. Two conditions relax the rules:
+neither: its first data record opens its chain, which ends at the highest sequence; where a gap would be tolerated its
+chain may also be entered in the middle. Two conditions relax the rules:
 
 - *settled* (E): the push has ended, or the topic never had one. Where the head of the log may then be *gone*,
   a producer may first appear in the middle of a chain;
 - *tolerated* (T): compaction may have removed records here, see `integrity.verdicts`.
 
-The caller decides the effect of a fault on the state: when it *forces*, the state advances as if the record were sound;
-otherwise the partition stops and nothing has changed. By default it forces once settled.
+The first match wins, in this order: chain (A), sequence (B), the record's own checksum (D), the chain's checksum (C).
+When a fault *forces*, the state advances as if the record were sound; otherwise the partition stops. A record is
+validated on a scratch copy of its producer's row, which replaces the row only if the rule says so; a record that simply
+continues its chain takes a fast path, in place. `tests/support/validation_rules.py` has the rules in plain Python.
 
-The first match wins, in this order: chain (A), sequence (B), the record's own checksum (D), the chain's checksum (C);
-so a repeated record never enters a checksum.
-
-Invariants:
 J1  a fault that does not force changes nothing: the true next record is still accepted afterwards;
 J2  DUPLICATE never changes anything, and neither does a record at a known position that does not match its own
     checksum: that is CORRUPT and not a duplicate (other writers may copy headers to their own records);
 J3  one loss is one finding: after a gap or fault a chain is tainted, and its end is accepted without a test of its
     checksum; and a forced end does end its chain, so that the next chain is not reported missing.
-
-A function updates the given scratch copy of the producer's row to its state after the record, and returns whether to
-keep the copy. `tests/support/validation_rules.py` has the same rules in plain Python, and the tests compare the two.
-
-Validating batches
-------------------
-Applies the decision table to whole batches, and handles unmanaged records, pushes and stops.
-
-It walks records in offset order with one state row per producer, found by GUID. A record is validated on a scratch copy
-of its producer's row, which replaces the row only if the rule says so; a record that simply continues its chain takes a
-fast path, in place.
 
 `validate_batch` returns the first row it has not validated, and in `state` the reason:
 
@@ -60,7 +38,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.integrity import (
     CONTROL,
@@ -80,6 +57,9 @@ from tidegate.kernels.jit import (
     INT64,
     INT64S,
     READ_INT64S,
+    UINT32S,
+    UINT64S,
+    helper,
     kernel,
     load,
     pointer,
@@ -148,7 +128,7 @@ class Outcome(NamedTuple):
 SETTINGS = types.NamedUniTuple(INT64, len(Settings._fields), Settings)
 
 
-@register_jitable
+@helper
 def tolerates(
     known: bool, known_time: int, known_offset: int, log_time: int, offset: int, settings: Settings
 ) -> int:
@@ -171,30 +151,30 @@ def tolerates(
     return TOLERATED
 
 
-@register_jitable
+@helper
 def is_supported(record: Any) -> Any:
     if record["kind"] != CONTROL:
         return record["kind"] <= UPDATE
     return record["control"] <= 8 and record["control"] != 4
 
 
-@register_jitable
+@helper
 def ends(record: Any) -> Any:
     return record["kind"] == CONTROL and record["control"] == END_OF_CHAIN
 
 
-@register_jitable
+@helper
 def is_headers_only(record: Any) -> Any:
     return record["kind"] != CONTROL and (record["flags"] & HEADERS_ONLY) != 0
 
 
-@register_jitable
+@helper
 def opens(record: Any) -> Any:
     is_start = record["kind"] == CONTROL and record["control"] == START_OF_CHAIN
     return record["sequence"] == 0 and (is_start or is_headers_only(record))
 
 
-@register_jitable
+@helper
 def step(producer: Any, record: Any, offset: int, log_time: int) -> None:
     """What `entered` and `moved` share."""
     producer["sequence"] = record["sequence"]
@@ -208,7 +188,7 @@ def step(producer: Any, record: Any, offset: int, log_time: int) -> None:
         producer["registered"] = 1
 
 
-@register_jitable
+@helper
 def enter(producer: Any, known: bool, record: Any, offset: int, log_time: int) -> None:
     registered = opens(record) or is_headers_only(record)
     if not known:
@@ -222,7 +202,7 @@ def enter(producer: Any, known: bool, record: Any, offset: int, log_time: int) -
     step(producer, record, offset, log_time)
 
 
-@register_jitable
+@helper
 def add(producer: Any, record: Any, field_sums: Any, row: int) -> None:
     kind = producer["checksum_type"]
     if kind == ADHASH2:
@@ -236,13 +216,13 @@ def add(producer: Any, record: Any, field_sums: Any, row: int) -> None:
         producer["ended"] = 1
 
 
-@register_jitable
+@helper
 def end(producer: Any, record: Any) -> None:
     producer["ended"] = 1
     producer["final"] = record["flags"] & FINAL_FLAG
 
 
-@register_jitable
+@helper
 def force(producer: Any, record: Any, field_sums: Any, row: int) -> None:
     if ends(record):
         end(producer, record)
@@ -250,7 +230,7 @@ def force(producer: Any, record: Any, field_sums: Any, row: int) -> None:
         add(producer, record, field_sums, row)
 
 
-@register_jitable
+@helper
 def first_contact(
     record: Any, log_time: int, offset: int, phase_rules: PhaseRules, settings: Settings
 ) -> Outcome:
@@ -264,7 +244,7 @@ def first_contact(
     return Outcome(UNREGISTERED_PRODUCER, A2 if record["chain"] == 0 else A4, 0, phase_rules.forces)
 
 
-@register_jitable
+@helper
 def place(
     producer: Any, record: Any, log_time: int, offset: int, phase_rules: PhaseRules, settings: Settings
 ) -> Outcome:
@@ -290,7 +270,7 @@ def place(
     return Outcome(UNREGISTERED_PRODUCER, A11, 0, phase_rules.forces)
 
 
-@register_jitable
+@helper
 def same_chain(
     producer: Any, record: Any, log_time: int, offset: int, phase_rules: PhaseRules, settings: Settings
 ) -> Outcome:
@@ -307,7 +287,7 @@ def same_chain(
     return Outcome(MISSING, B5, 0, phase_rules.forces)
 
 
-@register_jitable
+@helper
 def end_chain(
     known: bool, known_time: int, known_offset: int, producer: Any, placed: Outcome, record: Any, log_time: int,
     offset: int, forces: bool, settings: Settings,
@@ -332,7 +312,7 @@ def end_chain(
     return Outcome(CORRUPT, C6, 0, forces)
 
 
-@register_jitable
+@helper
 def validate_record(
     known: bool, producer: Any, record: Any, computed: Any, field_sums: Any, row: int, offset: int,
     log_time: int, phase_rules: PhaseRules, settings: Settings,
@@ -387,7 +367,7 @@ def validate_record(
     return placed
 
 
-@register_jitable
+@helper
 def continues(producer: Any, record: Any, computed: Any) -> bool:
     """A sound data record, next in an open chain: B1, and nothing else to look at."""
     return (
@@ -428,7 +408,7 @@ PRODUCERS = rows_of(PRODUCER_ROW)
 EMPTY: Final = -1
 
 
-@register_jitable
+@helper
 def first_place(high: Any, low: Any, mask: int) -> Any:
     """Where in the index a GUID is looked for first."""
     mixed = (high ^ (low >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
@@ -436,7 +416,7 @@ def first_place(high: Any, low: Any, mask: int) -> Any:
     return np.int64(mixed >> np.uint64(33)) & mask
 
 
-@register_jitable
+@helper
 def find_place(producers: Any, index: Any, mask: int, high: Any, low: Any) -> Any:
     """The place in the index that has this GUID, or the free one it would get."""
     place = first_place(high, low, mask)
@@ -456,7 +436,7 @@ def find_producer(producers: Any, index: Any, high: Any, low: Any) -> int:
     return load(places, find_place(producers, places, len(index) - 1, high, low))
 
 
-@register_jitable
+@helper
 def fill_index(rows: Any, count: Any, index: Any) -> None:
     """Index the first `count` rows by GUID; of several rows of a producer, the last."""
     index[:] = EMPTY
@@ -474,8 +454,6 @@ def index_producers(producers: Any, count: int, index: Any) -> None:
 
 # -- validating batches ----------------------------------------------------------------------------
 
-UINT32S = types.Array(types.uint32, 1, "C")
-UINT64S = types.Array(types.uint64, 1, "C")
 HEARTBEAT_FLAG: Final = 2
 NOT_YET: Final = 255
 DONE, STOPPED, NO_ROOM, NEEDS_SUMS, PUSH_ENDS = 0, 1, 2, 3, 4
@@ -486,7 +464,7 @@ STATE_SIZE: Final = TOLD_OF + 9
 KINDS_OF_FAULTS: Final = 6
 
 
-@register_jitable
+@helper
 def phase_rules_of(phase: int, settings: Settings) -> PhaseRules:
     settled = phase != PUSHING
     gone = settled and (settings.head_may_be_gone != 0 or phase == PUSHED)
@@ -494,7 +472,7 @@ def phase_rules_of(phase: int, settings: Settings) -> PhaseRules:
     return PhaseRules(settled, gone, True, settings.stops_settled if settled else settings.stops_pushing)
 
 
-@register_jitable
+@helper
 def push_moves(record: Any, computed: Any, outcome: Outcome, offset: int, forces: bool, state: Any) -> int:
     """A start or end of push that counts moves the phase; the note of one that does not."""
     if record["kind"] != CONTROL or record["control"] > END_OF_PUSH or computed != record["crc"]:
@@ -514,7 +492,7 @@ def push_moves(record: Any, computed: Any, outcome: Outcome, offset: int, forces
     return 0
 
 
-@register_jitable
+@helper
 def skip_rules(record: Any, computed: Any, settings: Settings) -> Outcome:
     """The outcome of records that no producer's state is asked about; NOT_YET for the others."""
     if record["state"] == UNMANAGED:
@@ -529,24 +507,24 @@ def skip_rules(record: Any, computed: Any, settings: Settings) -> Outcome:
     return Outcome(NOT_YET, 0, 0, False)
 
 
-@register_jitable
+@helper
 def is_fault(outcome: Outcome) -> bool:
     return MISSING <= outcome.verdict <= UNSUPPORTED or outcome.rule == U3
 
 
-@register_jitable
+@helper
 def is_gap(outcome: Outcome) -> bool:
     return outcome.verdict == MISSING or outcome.verdict == UNREGISTERED_PRODUCER
 
 
-@register_jitable
+@helper
 def stops(outcome: Outcome, note: int, phase_rules: PhaseRules) -> bool:
     if note & DAMAGED and (phase_rules.stops >> CORRUPT) & 1 != 0:
         return True
     return (phase_rules.stops >> outcome.verdict) & 1 != 0
 
 
-@register_jitable
+@helper
 def is_kept(record: Any, outcome: Outcome, note: int) -> int:
     """Whether a record is data to go on with: a faulty one never is, one behind a gap is."""
     if note & (UNEXPECTED | DAMAGED) or (record["state"] == MANAGED and record["kind"] == CONTROL):

@@ -1,4 +1,4 @@
-"""Encode and decode columns of windowed keys and timestamped values (layouts: `windows/keys.py`).
+"""Encode and decode columns of windowed keys (layouts: `windows/keys.py`).
 
 Columns are Arrow binary columns: one byte buffer, n + 1 int32 offsets, and a mask of the rows that are not null. The
 caller allocates the output: a key grows or shrinks by the same number of bytes in every row, so the size is known
@@ -9,25 +9,26 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from numba import types
-from numba.extending import register_jitable
-
 from tidegate.kernels.jit import (
     BYTES,
     INT32S,
     INT64,
     INT64S,
     READ_BYTES,
+    READ_FLAGS,
     READ_INT32S,
     READ_INT64S,
     copy,
+    helper,
     kernel,
     load,
+    load_int32,
+    load_int64,
     pointer,
     store,
+    store_int32,
+    store_int64,
 )
-
-READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 
 TOPIC: Final = 0
 CHANGELOG: Final = 1
@@ -54,44 +55,7 @@ LONGEST_SESSION_MS: Final = 366 * 86_400_000
 LOW: Final = 0xFFFFFFFF
 
 
-@register_jitable(forceinline=True)
-def load_i64(source: Any, at: int) -> int:
-    """The big-endian signed number of eight bytes."""
-    top = load(source, at)
-    top -= (top & 0x80) << 1
-    return (
-        (top << 56)
-        | (load(source, at + 1) << 48)
-        | (load(source, at + 2) << 40)
-        | (load(source, at + 3) << 32)
-        | (load(source, at + 4) << 24)
-        | (load(source, at + 5) << 16)
-        | (load(source, at + 6) << 8)
-        | load(source, at + 7)
-    )
-
-
-@register_jitable(forceinline=True)
-def load_i32(source: Any, at: int) -> int:
-    """The big-endian signed number of four bytes."""
-    top = load(source, at)
-    top -= (top & 0x80) << 1
-    return (top << 24) | (load(source, at + 1) << 16) | (load(source, at + 2) << 8) | load(source, at + 3)
-
-
-@register_jitable(forceinline=True)
-def store_i64(target: Any, at: int, value: int) -> None:
-    for index in range(8):
-        store(target, at + index, value >> (56 - 8 * index))
-
-
-@register_jitable(forceinline=True)
-def store_i32(target: Any, at: int, value: int) -> None:
-    for index in range(4):
-        store(target, at + index, value >> (24 - 8 * index))
-
-
-@register_jitable
+@helper
 def other_format(
     key_format: int, inner_bytes: int, source: Any, cut: int, length: int, start: int, end: int
 ) -> int:
@@ -101,7 +65,7 @@ def other_format(
     if inner_bytes != NO_CHECK or start == 0:
         return GOOD
     low = start & LOW
-    before = load_i32(source, cut - 4) if length >= 4 else -1
+    before = load_int32(source, cut - 4) if length >= 4 else -1
     if key_format == SESSION:
         if low == 0 and end & LOW < 1 << 16 and end >> 32 != start >> 32:
             return LOW_HALF
@@ -111,13 +75,13 @@ def other_format(
     else:
         if low == 0 and 0 <= before < 1 << 16:
             return LOW_HALF
-        last = load_i64(source, cut - 8) if length >= 8 else -1
+        last = load_int64(source, cut - 8) if length >= 8 else -1
         if start <= last <= start + LONGEST_SESSION_MS:
             return LIKE_SESSION
     return GOOD
 
 
-@register_jitable(forceinline=True)
+@helper(forceinline=True)
 def judge(
     key_format: int,
     strict: int,
@@ -189,12 +153,12 @@ def decode_windowed_keys(
                 verdict = TOO_SHORT
             else:
                 if key_format == SESSION:
-                    end, start = load_i64(source, cut), load_i64(source, cut + 8)
+                    end, start = load_int64(source, cut), load_int64(source, cut + 8)
                 else:
-                    start = load_i64(source, cut)
+                    start = load_int64(source, cut)
                     end = start + size if start < LATEST - size else LATEST
                     if key_format == CHANGELOG:
-                        sequence = load_i32(source, cut + 8)
+                        sequence = load_int32(source, cut + 8)
                 verdict = judge(
                     key_format, strict, inner_bytes, advance, source, cut, cut - first, start, end, sequence
                 )
@@ -242,58 +206,17 @@ def encode_windowed_keys(
                 end = load(end_of, row)
                 if end < start:
                     return row
-                store_i64(target, filled, end)
-                store_i64(target, filled + 8, start)
+                store_int64(target, filled, end)
+                store_int64(target, filled + 8, start)
                 filled += 16
             else:
-                store_i64(target, filled, start)
+                store_int64(target, filled, start)
                 filled += 8
                 if key_format == CHANGELOG:
                     sequence = load(sequence_of, row)
                     if sequence < 0:
                         return row
-                    store_i32(target, filled, sequence)
+                    store_int32(target, filled, sequence)
                     filled += 4
-        store(target_ends, row + 1, filled)
-    return -1
-
-
-@kernel(types.void(READ_BYTES, READ_INT32S, READ_FLAGS, READ_INT64S, INT32S, BYTES))
-def join_timestamps(
-    data: Any, bounds: Any, present: Any, timestamps: Any, value_ends: Any, value_content: Any
-) -> None:
-    """Prepend a timestamp to every value; null values stay null."""
-    source, limits, timestamp_of = pointer(data), pointer(bounds), pointer(timestamps)
-    target_ends, target = pointer(value_ends), pointer(value_content)
-    filled = 0
-    store(target_ends, 0, 0)
-    for row in range(present.shape[0]):
-        if present[row]:
-            first, last = load(limits, row), load(limits, row + 1)
-            store_i64(target, filled, load(timestamp_of, row))
-            copy(target, filled + 8, source, first, last - first)
-            filled += 8 + last - first
-        store(target_ends, row + 1, filled)
-
-
-@kernel(INT64(READ_BYTES, READ_INT32S, READ_FLAGS, INT32S, BYTES, INT64S))
-def split_timestamps(
-    data: Any, bounds: Any, present: Any, value_ends: Any, value_content: Any, timestamps: Any
-) -> int:
-    """Split the timestamp from every value; returns the first row too short to have one, or -1."""
-    source, limits, timestamp_of = pointer(data), pointer(bounds), pointer(timestamps)
-    target_ends, target = pointer(value_ends), pointer(value_content)
-    filled = 0
-    store(target_ends, 0, 0)
-    for row in range(present.shape[0]):
-        timestamp = -1
-        if present[row]:
-            first, last = load(limits, row), load(limits, row + 1)
-            if last - first < 8:
-                return row
-            timestamp = load_i64(source, first)
-            copy(target, filled, source, first + 8, last - first - 8)
-            filled += last - first - 8
-        store(timestamp_of, row, timestamp)
         store(target_ends, row + 1, filled)
     return -1

@@ -1,67 +1,29 @@
 """Assign records to windows: tumbling and hopping panes, sessions, sliding windows, merge trees.
 
-Panes
------
-Assigns records to panes, and finds the windows that closed before a record arrived.
-
 Windows start every `advance`, at multiples of it, not before the epoch, and are `size` long. A window accepts a record
 while the window's end is after `judged` (the record's stream time) minus grace. Windows consist of panes of width
-`pane`, and a record is added to one pane. A record's windows close in the order of their starts, so the ones still open
-are the last ones: `first_start` is the start of the first open one where some have closed, and 0 where all are open.
+`pane`, and a record is added to one pane. A record's windows close in the order of their starts: `first_start` is the
+start of the first open one where some have closed, and 0 where all are open. The hopping window of a key has the number
+key × stride + (its start − lowest) / advance; `lowest` is a multiple of `advance`, `stride` more than the windows a key
+can have from there on.
 
-Hopping windows
----------------
-Finds the hopping windows of adjacent panes, and the range of panes of each window.
+`merge_sessions` joins records to sessions, key by key, in order of arrival. Elements are the sessions found
+(0 … found − 1) and then the records. Every accepted record becomes the parent of all sessions it joins, so parents have
+higher numbers, and one backward pass leads every element to its final parent. Sessions of one key are sorted by their
+end. They do not overlap, unless some had expired from the store when a record arrived; from then on all later sessions
+are tested.
 
-Panes are given by key and, inside a key, ascending by where they start (`rows`, `starts`). Windows start every
-`advance`, at multiples of it, never before the epoch, and are `size` long. A window has the number
+A sliding window's events are a range of positions, without those that arrived after the window had closed: `first_end`
+of an event is the earliest end of a window that accepts it. An event creates a window that ends with it (at `width` at
+the earliest) if that window accepts it, and a window that starts right after it if that window has an event.
 
-    key × stride + (its start − lowest) / advance
+The merge tree computes overlapping windows from shared partial results. Level 0 has one node per position, a node of
+level n + 1 covers two adjacent nodes of level n; node i of level n has the number bases[n] + i. Nodes that span two
+keys exist but are never listed. `firsts` of a row is the first window that accepts it, in the order of `limits`.
 
-where `lowest` is a multiple of `advance` and `stride` more than the windows a key can have from there on.
-
-Callers guarantee (K2): `rows` has every pane once; numbers given to `reach_of_hops` ascend.
-
-Sessions
---------
-Joins records to sessions, key by key, in order of arrival.
-
-    merge_sessions   the sessions after a batch; for each record and each earlier session, the session it is in now
-
-Elements are the sessions found (0 … found − 1) and then the records. Every accepted record becomes the parent of all
-sessions it joins, and represents the result until a later record joins it. So parents always have higher numbers, and
-one backward pass leads every element to its final parent.
-
-Sessions of one key are sorted by their end. They do not overlap, unless some had expired from the store when a record
-arrived; from then on all later sessions are tested.
-
-Callers guarantee (K2): `rows` has every record once, grouped by key as in `row_starts`, in order; found sessions of key
-k are found_starts[k] … found_starts[k + 1], ascending by end; live arrays have room for the largest key's sessions and
-records together.
-
-Sliding windows
----------------
-Finds the sliding windows of each key's events: those a batch changed, or those that end in a time range.
-
-Events are given by key and, within a key, ascending by time (`rows`, `starts`). A window's events are a range of
-positions, without those that arrived after the window had closed: `first_end` of an event is the earliest end of a
-window that accepts it. An event creates a window that ends with it (at `width` at the earliest) if that window accepts
-it, and a window that starts right after it if that window has an event.
-
-Callers guarantee (K2): `rows` has every event once; outputs have room for two windows per event.
-
-Merge tree
-----------
-Computes overlapping windows from shared partial results: the nodes of a tree over adjacent rows.
-
-Rows are given by key and, within a key, ascending by time (`rows`). A window's rows are a range of positions, without
-those that arrived after the window had closed: `firsts` of a row is the first window that accepts it, in the order of
-`limits`.
-
-Tree: level 0 has one node per position, a node of level n + 1 covers two adjacent nodes of level n; node i of level n
-has the number bases[n] + i. Nodes that span two keys exist but are never listed.
-
-Callers guarantee (K2): ranges lie inside `rows`; `away_before` has one more element than `rows`.
+Callers guarantee (K2): `rows` has every element once, by key and then by time (sessions: by arrival), as `starts` says;
+found sessions ascend by end; live arrays have room for the largest key's sessions and records together; outputs have
+room for two windows per event; `away_before` has one element more than `rows`; numbers of hops ascend.
 """
 
 from __future__ import annotations
@@ -69,7 +31,6 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
-from numba.extending import register_jitable
 
 from tidegate.kernels.jit import (
     BYTES,
@@ -79,6 +40,7 @@ from tidegate.kernels.jit import (
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    helper,
     int64,
     kernel,
     load,
@@ -540,13 +502,13 @@ NEVER = 2**63 - 1
 _NEVER = int64(NEVER)
 
 
-@register_jitable
+@helper
 def _end_with(time: int, width: int) -> int:
     """The end of the window that ends with an event."""
     return max(time, width)
 
 
-@register_jitable
+@helper
 def _end_after(time: int, width: int) -> int:
     """The end of the window that starts right after an event."""
     return time + 1 + width if time < _NEVER - width - 1 else _NEVER
@@ -632,7 +594,7 @@ def find_windows(
 # -- merge tree ------------------------------------------------------------------------------------
 
 
-@register_jitable
+@helper
 def _count_stretch(low: Any, high: Any, levels: int) -> Any:
     """The number of nodes that cover the positions from `low` up to `high`."""
     count = int64(0)
@@ -645,7 +607,7 @@ def _count_stretch(low: Any, high: Any, levels: int) -> Any:
     return count
 
 
-@register_jitable
+@helper
 def _list_stretch(
     low: Any, high: Any, levels: int, bases: Any, window: Any, at: Any, nodes: Any, windows: Any
 ) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from tidegate.errors import CorruptError
@@ -176,6 +176,6 @@ def _write_seal(files: Files, folder: Path, base_offset: int, log_sum: FileSum, 
         found = sum_file(files, offset_file(folder, base_offset, suffix))
         if found is not None:
             sums[suffix] = found
-    seal = Seal(base_offset, *astuple(tally), sums)
+    seal = Seal(base_offset=base_offset, files=sums, **asdict(tally))
     write_seal(files, folder, seal)
     return seal

@@ -302,7 +302,7 @@ class Coordinator:
         timings: Counter[str] = Counter()
         for task in result.tasks:
             timings.update(task.timings_ms)
-        return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, timings)
+        return StepOutcome("round", lag, None, waiting, sum(records.values()), took_ms, dict(timings))
 
     def deliver_outstanding(self) -> bool:
         """Deliver the newest commit's parcels unless they are known to be in the log; return whether it did."""

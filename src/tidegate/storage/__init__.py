@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         Pruned,
         Tenant,
     )
-    from tidegate.storage.memory.scratch import ScratchLimiter
     from tidegate.storage.metrics import StorageStats
     from tidegate.storage.ranges import LoadedRanges, SortedRangeView
     from tidegate.storage.reader import All, RangeRequest, RangesLoadPlan, StorageReader, Time
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.storage.runs.build import SortedRows
     from tidegate.storage.runtime import Leaks, RuntimeContext, WorkerStorageRuntime
     from tidegate.storage.scan import BATCH_ROWS, RangeScan
+    from tidegate.storage.scratch import ScratchLimiter
     from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
     from tidegate.storage.state import PROGRESS, BytesCodec, StateCodec, StateHandle
     from tidegate.storage.writer import MergedRows, StorageWriter, TouchedRows, touched_rows
@@ -50,7 +50,7 @@ _HOME = {
         "PlainState",
         "ProgressState",
     ),
-    "memory.scratch": ("ScratchLimiter",),
+    "scratch": ("ScratchLimiter",),
     "ranges": ("LoadedRanges", "SortedRangeView"),
     "reader": ("All", "RangeRequest", "RangesLoadPlan", "Time", "StorageReader"),
     "runs.aggregates": ("Count", "Custom", "First", "Last", "Max", "Mean", "Min", "Sum"),

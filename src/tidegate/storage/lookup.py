@@ -58,7 +58,6 @@ from tidegate.kernels.run_lookup import (
 )
 from tidegate.kernels.run_merge import BITS_A_KEY, leap_run, mark_hashes, stream_run
 from tidegate.storage.index import Bucket, RunEntry, StoredRef
-from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.pack import PackCache
 from tidegate.storage.runs.columns import (
     BinaryParts,
@@ -71,6 +70,7 @@ from tidegate.storage.runs.columns import (
 )
 from tidegate.storage.runs.columns import gather as gather_column
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
+from tidegate.storage.scratch import ScratchLimiter
 from tidegate.storage.spec import Merge, StoreSpec
 
 # -- loading stored runs -----------------------------------------------------------------------------

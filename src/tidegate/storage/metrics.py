@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidegate.metrics import Instrument, Metrics
-from tidegate.storage.memory.scratch import Scratch
+from tidegate.storage.scratch import Scratch
 
 if TYPE_CHECKING:
     from tidegate.storage.parts import StorageParts, TaskStorage

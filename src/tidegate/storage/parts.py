@@ -37,10 +37,10 @@ from tidegate.storage.manifest import ManifestChain, StoreState
 from tidegate.storage.memory.backlog import BacklogBudget
 from tidegate.storage.memory.key_lru import ColdReads
 from tidegate.storage.memory.pool import BaseRuns, HotRuns, WorkerMemoryPool, WriteBuffer
-from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.metrics import StorageStats
 from tidegate.storage.pack import NewPack, PackCache, write_packs
 from tidegate.storage.runs.run import Run
+from tidegate.storage.scratch import ScratchLimiter
 from tidegate.storage.spec import StoreSpec
 from tidegate.storage.state import NamedValues, StateCodec, StateHandle, Value
 

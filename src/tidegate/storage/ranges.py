@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage.lookup import Found, Int32s, cut, gather, stretch_ends
-from tidegate.storage.memory.scratch import Permit, Scratch, ScratchLimiter
 from tidegate.storage.runs.columns import row_keys
+from tidegate.storage.scratch import Permit, Scratch, ScratchLimiter
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
 # -- views -------------------------------------------------------------------------------------------

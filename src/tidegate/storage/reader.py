@@ -34,7 +34,6 @@ from tidegate.storage.lookup import (
 )
 from tidegate.storage.maintenance.retirement import BatchPins
 from tidegate.storage.memory.key_lru import KeyLru
-from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.pack import PackCache
 from tidegate.storage.ranges import (
     Answer,
@@ -46,6 +45,7 @@ from tidegate.storage.ranges import (
 )
 from tidegate.storage.runs.columns import UInt64s, hash_keys
 from tidegate.storage.scan import BATCH_ROWS, RangeScan, scan_buckets
+from tidegate.storage.scratch import ScratchLimiter
 from tidegate.storage.spec import EARLIEST, LATEST, Merge
 
 # -- plans -------------------------------------------------------------------------------------------

@@ -39,11 +39,11 @@ from tidegate.storage.memory.pool import (
     WorkerMemoryPool,
     WriteBuffer,
 )
-from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.metrics import StorageStats
 from tidegate.storage.pack import PackCache
 from tidegate.storage.parts import STATE_PREFIX, AttachedStore, StorageParts, Tasks, TaskStorage, mark_of
 from tidegate.storage.reader import StorageReader
+from tidegate.storage.scratch import Scratch, ScratchLimiter
 from tidegate.storage.state import (
     PROGRESS,
     BytesCodec,

@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from tidegate.storage.index import Bucket, RunEntry
 from tidegate.storage.lookup import RunLoader
-from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.ranges import Holding, columns_of, keyed_schema
 from tidegate.storage.runs.columns import row_keys
 from tidegate.storage.runs.merge import merge_bytes, merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
+from tidegate.storage.scratch import ScratchLimiter
 from tidegate.storage.spec import Merge, StoreSpec
 
 BATCH_ROWS = 1 << 16

@@ -24,7 +24,6 @@ import pyarrow as pa
 from tidegate.errors import InvalidError, OverloadError
 from tidegate.kernels.run_merge import match_runs
 from tidegate.storage.index import AppendBatch, BucketIndexState, Pruned, RunEntry
-from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
 from tidegate.storage.runs.build import FoldedRows, SortedRows, build_runs, build_sorted_runs
 from tidegate.storage.runs.columns import (
@@ -37,6 +36,7 @@ from tidegate.storage.runs.columns import (
     words,
 )
 from tidegate.storage.runs.run import Int64s, Run
+from tidegate.storage.scratch import Scratch
 from tidegate.storage.spec import Merge
 
 

@@ -31,10 +31,10 @@ import numpy as np
 
 from tidegate.storage.index import Bucket, HotCopy, RunEntry, StoredRef
 from tidegate.storage.maintenance.operations import RESTING, Operation, Work
-from tidegate.storage.memory.scratch import COPIES, SORT_BYTES
 from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
 from tidegate.storage.runs.merge import merge_bytes, merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
+from tidegate.storage.scratch import COPIES, SORT_BYTES
 from tidegate.storage.spec import Merge
 
 # -- choice of runs ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tidegate.clock import Clock
 from tidegate.errors import OverloadError
 from tidegate.storage.index import Bucket, RunEntry, StoredRef
-from tidegate.storage.memory.scratch import Scratch
+from tidegate.storage.scratch import Scratch
 
 if TYPE_CHECKING:
     from tidegate.storage.parts import AttachedStore, TaskStorage

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from tidegate.clock import Clock
 from tidegate.errors import InternalError, InvalidError, OverloadError
-from tidegate.storage.memory.waiting import Line
+from tidegate.storage.wait_queue import Line
 
 
 class BacklogBudget:

@@ -25,8 +25,8 @@ from tidegate.clock import Clock
 from tidegate.errors import InternalError, InvalidError, OverloadError
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import HotCopy, Tenant, next_tick
-from tidegate.storage.memory.waiting import Line
 from tidegate.storage.runs.run import Run
+from tidegate.storage.wait_queue import Line
 
 # -- pool --------------------------------------------------------------------------------------------
 

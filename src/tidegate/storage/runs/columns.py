@@ -27,12 +27,11 @@ from tidegate.kernels.run_merge import (
     gather_halves,
     gather_words,
     measure_keys,
-    measure_lines,
     spread_keys,
 )
 from tidegate.kernels.sorting import SPARE_BITS, UNSORTED, radix_sort
-from tidegate.storage.memory.scratch import COPIES, SMALL_BYTES, SORT_BYTES
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
+from tidegate.storage.scratch import COPIES, SMALL_BYTES, SORT_BYTES
 
 # -- hashes and buffers ------------------------------------------------------------------------------
 
@@ -152,12 +151,12 @@ def make_run(bucket: int, keys: KeySource, lines: Int32s, starts: Int32s, rows: 
     """
     count = len(lines)
     hashes = np.empty(count, np.uint64)
+    gather_words(keys.hashes.view(np.int64), lines, hashes.view(np.int64))
     if keys.width:
-        gather_words(keys.hashes.view(np.int64), lines, hashes.view(np.int64))
         content, bounds = _even_keys(keys.data, keys.bounds, keys.width, lines)
     else:
         bounds = np.empty(count + 1, np.int32)
-        content = np.empty(measure_lines(lines, keys.hashes, keys.bounds, hashes, bounds), np.uint8)
+        content = np.empty(measure_keys(lines, keys.bounds, bounds), np.uint8)
         copy_keys(lines, keys.data, keys.bounds, bounds, content)
     starts = starts.astype(np.int32, copy=False)
     directory = pa.RecordBatch.from_arrays(

@@ -29,7 +29,6 @@ from tidegate.kernels.run_merge import (
     settle_keys,
 )
 from tidegate.kernels.sorting import mark_identities, sort_cursors
-from tidegate.storage.memory.scratch import COPIES, ScratchLimiter
 from tidegate.storage.runs.columns import (
     Int32s,
     KeySource,
@@ -48,6 +47,7 @@ from tidegate.storage.runs.columns import (
     words,
 )
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
+from tidegate.storage.scratch import COPIES, ScratchLimiter
 from tidegate.storage.spec import Merge, StoreSpec
 
 Identity = tuple[int, bytes, int, int]

@@ -46,8 +46,9 @@ from tidegate.log.log import Log
 from tidegate.randomness import Randomness
 from tidegate.tables.commits import Lease
 from tidegate.tables.hybrid.replica import AgedOut, Following, LiveTopic, kept_for, rewound, topic_id_of
-from tidegate.tables.hybrid.status import ReplicaStatus, partition_status, status_name
+from tidegate.tables.hybrid.status import ReplicaStatus, partition_status
 from tidegate.tables.ingest.validation import rules_of
+from tidegate.tables.versions.catalog import status_name
 from tidegate.waiting import waiting
 
 if TYPE_CHECKING:

@@ -261,7 +261,7 @@ class Following:
             if not has_headers(records) and self.upstream.leadership == NOBODY:
                 store(records)
                 self.replica.drainer.state.next_offset = offset_after(records)
-                self.replica.faults.counts.verdicts[Verdict.UNMANAGED] += records.num_rows
+                self.replica.faults.verdicts[Verdict.UNMANAGED] += records.num_rows
                 return 0
             columns = read_columns(records.column("headers"))
             screened = screen(self.upstream.leadership, records, columns)

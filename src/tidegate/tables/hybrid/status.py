@@ -17,8 +17,14 @@ import msgspec
 from tidegate.errors import InvalidError
 from tidegate.integrity import Role
 from tidegate.storage.backends.base import TEMPORARY
-from tidegate.tables.commits import CommitList, load_commits, stored_tables
-from tidegate.tables.versions.catalog import State, TableVersion, Versions, version_named
+from tidegate.tables.commits import CommitList, load_commits
+from tidegate.tables.versions.catalog import (
+    State,
+    TableVersion,
+    Versions,
+    stored_replicas,
+    version_named,
+)
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend
@@ -82,16 +88,12 @@ def partition_status(leading: Leading, end: int, live_end: int) -> PartitionStat
             live_position,
             max(0, live_end - live_position) if live_position >= 0 else -1,
             upstream.copied,
-            following.replica.faults.counts.faults,
-            leading.live_faults.counts.faults,
+            following.replica.faults.faults,
+            leading.live_faults.faults,
             following.state.counts.fenced,
             "" if error is None else str(error),
             *leading.aged_out,
         )
-
-
-def status_name(version: str, replica: str) -> str:
-    return f"tables/{version}/replicas/{replica}"
 
 
 def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
@@ -117,26 +119,6 @@ class Served(NamedTuple):
 
     topic: str
     version: TableVersion | None
-
-
-def replica_table(version: str, replica: str) -> str:
-    """Return the name of the stored table with a replica's rows."""
-    return f"{version}.{replica}"
-
-
-def stored_replicas(backend: StorageBackend, version: str) -> dict[str, CommitList]:
-    """Return the stored tables that are replicas of a version topic, and their commits."""
-    found = {}
-    start = replica_table(version, "")
-    for name in stored_tables(backend):
-        if not name.startswith(start):
-            continue
-        commits = load_commits(backend, name)
-        if commits is None or commits[0].shape.topic != version:
-            continue
-        if backend.read_published(status_name(version, name.removeprefix(start))) is not None:
-            found[name] = commits[0]
-    return found
 
 
 def served_version(backend: StorageBackend, name: str) -> Served:

@@ -33,11 +33,12 @@ from tidegate.tables.commits import DEFAULT_TTL_MS
 from tidegate.tables.factories import KeyTable
 from tidegate.tables.hybrid.leader import Live, Serving
 from tidegate.tables.hybrid.replica import Following
-from tidegate.tables.hybrid.status import ReplicaStatus, Served, replica_table, served_version
+from tidegate.tables.hybrid.status import ReplicaStatus, Served, served_version
 from tidegate.tables.ingest.consumer import first_and_end
 from tidegate.tables.ingest.materializer import Cadence, Claim, Materialiser
 from tidegate.tables.options import Consumed, Materialized, table_rules
 from tidegate.tables.serdes.json import stored_serde
+from tidegate.tables.versions.catalog import replica_table
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend

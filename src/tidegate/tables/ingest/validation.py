@@ -72,7 +72,7 @@ class Validation:
         if not has_headers(records):
             store(records)
             self.replica.drainer.state.next_offset = offset_after(records)
-            self.replica.faults.counts.verdicts[Verdict.UNMANAGED] += records.num_rows
+            self.replica.faults.verdicts[Verdict.UNMANAGED] += records.num_rows
             return 0
 
         def put(kept: pa.RecordBatch, judged: Judged) -> None:

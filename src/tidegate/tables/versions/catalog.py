@@ -31,7 +31,7 @@ from tidegate.integrity.columns import IntegrityColumns, read_columns
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.verdicts import Finding, Rule, Verdict
 from tidegate.kernels.integrity import MANAGED
-from tidegate.tables.commits import read_record
+from tidegate.tables.commits import CommitList, load_commits, read_record, stored_tables
 from tidegate.tables.options import TableShape
 
 if TYPE_CHECKING:
@@ -554,3 +554,30 @@ class Versions:
                 continue
             return changed
         raise ConflictError(f"the versions of table {self.table} change all the time; try again")
+
+
+# --- replicas of a version
+
+
+def status_name(version: str, replica: str) -> str:
+    return f"tables/{version}/replicas/{replica}"
+
+
+def replica_table(version: str, replica: str) -> str:
+    """Return the name of the stored table with a replica's rows."""
+    return f"{version}.{replica}"
+
+
+def stored_replicas(backend: StorageBackend, version: str) -> dict[str, CommitList]:
+    """Return the stored tables that are replicas of a version topic, and their commits."""
+    found = {}
+    start = replica_table(version, "")
+    for name in stored_tables(backend):
+        if not name.startswith(start):
+            continue
+        commits = load_commits(backend, name)
+        if commits is None or commits[0].shape.topic != version:
+            continue
+        if backend.read_published(status_name(version, name.removeprefix(start))) is not None:
+            found[name] = commits[0]
+    return found

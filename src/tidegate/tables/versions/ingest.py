@@ -213,7 +213,7 @@ class _Ingest:
     def _verdicts(self) -> Counter[str]:
         """Return what validation found in all records of the version, over all attempts."""
         found = Counter(self._before)
-        for verdict, number in self._replica.faults.counts.verdicts.items():
+        for verdict, number in self._replica.faults.verdicts.items():
             found[verdict.label] += number
         return found
 
@@ -313,7 +313,7 @@ class _Ingest:
     def _result(self, *, is_complete: bool | None = None) -> PartitionResult:
         counts = self._verdicts()
         if self._behind is not None:
-            for verdict, number in self._behind.faults.counts.verdicts.items():
+            for verdict, number in self._behind.faults.verdicts.items():
                 counts[verdict.label] += number
         counts["unexpected"] = self._unexpected
         received = self._replica.drainer.state

@@ -31,7 +31,6 @@ from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
 from tidegate.storage.backends.base import TEMPORARY, check_state_name
 from tidegate.tables.commits import Lease, load_commits, read_lease
-from tidegate.tables.hybrid.status import stored_replicas
 from tidegate.tables.snapshot import task_of
 from tidegate.tables.versions.catalog import (
     Fault,
@@ -41,6 +40,7 @@ from tidegate.tables.versions.catalog import (
     TableVersion,
     Versions,
     push_lease_name,
+    stored_replicas,
     superfluous,
     topic_of,
 )

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import OverloadError
-from tidegate.storage.memory.waiting import Line
+from tidegate.storage.wait_queue import Line
 
 COPIES = 3  # of what is merged: put behind each other, in order, and cut into rows again
 SORT_BYTES = 64  # for each value of a list: ranks, order and groups, sorted
