@@ -1,7 +1,8 @@
 """Counters and gauges with labels, counted in the process and handed to whoever asks.
 
-Components get a `Metrics` through their constructor and add to it per batch, never per record. `samples` is
-the plain form; `prometheus_collector` gives the same numbers to prometheus_client (the `[metrics]`
+Components get a `Metrics` through their constructor and add to it per batch, never per record. Gauges of things that
+somebody owns anyway are read from their owners when the numbers are asked for (`read_when_asked`). `samples` is the
+plain form; `prometheus_collector` gives the same numbers to prometheus_client (the `[metrics]`
 extra), which knows the text format and how to serve it. Names follow Prometheus: base units, `_total` for
 counters.
 
@@ -11,7 +12,7 @@ Safe from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tidegate.errors import InvalidError, UnavailableError
@@ -84,6 +85,8 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._instruments: dict[str, Instrument] = {}
+        self._collecting = threading.Lock()
+        self._reads: dict[Callable[[], None], Sequence[Instrument]] = {}
 
     def counter(self, name: str, summary: str, labels: tuple[str, ...] = ()) -> Instrument:
         return self._instrument("counter", name, summary, labels)
@@ -91,11 +94,34 @@ class Metrics:
     def gauge(self, name: str, summary: str, labels: tuple[str, ...] = ()) -> Instrument:
         return self._instrument("gauge", name, summary, labels)
 
+    def read_when_asked(self, read: Callable[[], None], gauges: Sequence[Instrument]) -> None:
+        """Have `read` called whenever the numbers are asked for, until `stop_reading`.
+
+        It adds what it finds to `gauges`, which are empty before: owners that share gauges are summed, and what is no
+        longer there has no number.
+        """
+        with self._collecting:
+            self._reads[read] = gauges
+
+    def stop_reading(self, read: Callable[[], None]) -> None:
+        """Call `read` no longer, and remove its numbers; idempotent."""
+        with self._collecting:
+            for gauge in self._reads.pop(read, ()):
+                gauge.forget()
+
+    def collect(self) -> list[tuple[Instrument, list[Sample]]]:
+        """Every instrument with its numbers now, by name."""
+        with self._collecting:
+            for gauges in self._reads.values():
+                for gauge in gauges:
+                    gauge.forget()
+            for read in self._reads:
+                read()
+            return [(instrument, instrument.samples()) for instrument in self.instruments()]
+
     def samples(self) -> list[Sample]:
         """Every number, by name and labels."""
-        with self._lock:
-            instruments = [self._instruments[name] for name in sorted(self._instruments)]
-        return [sample for instrument in instruments for sample in instrument.samples()]
+        return [sample for _, samples in self.collect() for sample in samples]
 
     def _instrument(
         self, kind: Literal["counter", "gauge"], name: str, summary: str, labels: tuple[str, ...]
@@ -126,10 +152,10 @@ def prometheus_collector(metrics: Metrics) -> Any:
 
     class Collector:
         def collect(self) -> Iterator[Any]:
-            for instrument in metrics.instruments():
+            for instrument, samples in metrics.collect():
                 family = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
                 shown = family(instrument.name, instrument.summary, labels=list(instrument.labels))
-                for sample in instrument.samples():
+                for sample in samples:
                     shown.add_metric(list(sample.labels.values()), sample.value)
                 yield shown
 

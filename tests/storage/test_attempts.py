@@ -342,9 +342,9 @@ def test_maintenance_and_reading_leave_a_task_at_its_token(
     worker, events, token = at_a_token(fresh=fresh)
     keep(worker, events)
     assert worker.runtime.is_at(TASK, token)
-    recorded = worker.runtime.stats.snapshot()["restores"].get((TASK,), 0)
+    recorded = worker.counter("restores")
     worker.runtime.apply_checkpoint(TASK, token)
-    assert worker.runtime.stats.snapshot()["restores"].get((TASK,), 0) == recorded, "nothing to restore"
+    assert worker.counter("restores") == recorded, "nothing to restore"
     assert worker.rows(events) == sorted(rows(20))
 
 

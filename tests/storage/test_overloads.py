@@ -12,13 +12,13 @@ from tidegate.errors import OverloadError
 from tidegate.storage.index import PlainState
 from tidegate.storage.reader import RangeRequest
 from tidegate.storage.scratch import Scratch
-from workers import TASK, Worker, store
+from workers import TASK, Worker, readings, store
 
 ROWS = [(b"k%d" % number, 1000, number) for number in range(200)]
 
 
 def overloads(worker: Worker) -> dict[str, float]:
-    counted = worker.runtime.stats.snapshot()["overloads"]
+    counted = readings(worker.metrics)["overloads"]
     return {reason: value for (task, reason), value in counted.items() if task == TASK}
 
 

@@ -12,7 +12,7 @@ from tidegate.storage.backends.sealed import pack_name, segment_of_pack
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import PlainState
 from tidegate.storage.spec import Merge
-from workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, readings, store
 
 SEGMENT = 10_000
 LATE = 9_000  # the bucket that stays
@@ -36,7 +36,7 @@ def worn_worker(**settings: object) -> tuple[Worker, PlainState]:
 
 
 def reclaimable(worker: Worker) -> float:
-    return worker.runtime.stats.snapshot()["reclaimable_bytes"][TASK,]
+    return readings(worker.metrics)["reclaimable_bytes"][TASK,]
 
 
 def test_a_pass_moves_the_live_runs_and_deletes_the_old_pack() -> None:

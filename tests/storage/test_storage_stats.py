@@ -19,27 +19,29 @@ from tidegate.storage.memory.pool import BaseRuns, WorkerMemoryPool, WriteBuffer
 from tidegate.storage.metrics import PREFIX, StorageStats
 from tidegate.storage.parts import TaskStorage
 from tidegate.storage.scratch import Scratch, ScratchLimiter
-from tidegate.storage.state import BytesCodec, NamedValues
-from workers import TASK, Worker, store
+from tidegate.storage.state import NamedValues
+from workers import TASK, Worker, readings, store
 
 T = ("t",)
 
 
 def test_every_report_is_counted_for_its_task() -> None:
-    stats = StorageStats(Metrics())
+    metrics = Metrics()
+    stats = StorageStats(metrics)
     stats.count("t", appended_rows=10, appended_bytes=1000, dump_seconds=1.5)
     stats.count("t", appended_rows=5)
     stats.count("u", appended_rows=1)
     stats.lost("t", "dump")
     stats.overloaded("t", "backlog_full")
-    now = stats.snapshot()
+    now = readings(metrics)
     assert now["appended_rows"] == {T: 15.0, ("u",): 1.0}
     assert (now["appended_bytes"][T], now["dump_seconds"][T]) == (1000, 1.5)
     assert now["lost"] == {("t", "dump"): 1} and now["overloads"] == {("t", "backlog_full"): 1}
 
 
 def test_gauges_are_read_from_their_owners_when_somebody_looks() -> None:
-    clock, stats, config = ManualClock(), StorageStats(Metrics()), StorageConfig.for_tests()
+    clock, metrics, config = ManualClock(), Metrics(), StorageConfig.for_tests()
+    stats = StorageStats(metrics)
     pool = WorkerMemoryPool(config, clock)
     backlog = BacklogBudget(clock, limit_bytes=100, largest_bytes=100, timeout_ms=1)
     scratch = ScratchLimiter(clock, reader_slots=2, maintenance_slots=1, timeout_ms=1)
@@ -50,16 +52,14 @@ def test_gauges_are_read_from_their_owners_when_somebody_looks() -> None:
         pins=pins, retirement=retirement, use=PackUse(),
     )  # fmt: skip
     task = TaskStorage(parts, "t", KeyLru("t"), None, NamedValues("t", pool))  # type: ignore[arg-type]
-    state = task.handle("op", BytesCodec())
     stats.watch_memory(parts)
     stats.watch_task(task)
     pool.reserve("t", Tenant.WRITE_BUFFER, 70)
-    state.put(b"k", b"blob")
     backlog.acquire(30)
     pins.pin("t", [StoredRef("p", 0)])
     retirement.retire("t", ["p", "q"])
     with scratch.permit(Scratch.READER):
-        now = stats.snapshot()
+        now = readings(metrics)
     assert now["hot_bytes"]["t", "write_buffer"] == 70 and now["hot_runs"]["t", "write_buffer"] == 0
     assert now["pool_bytes"][()] == pool.total and now["pool_limit_bytes"][()] == config.worker_total_bytes
     assert (now["backlog_bytes"][()], now["backlog_limit_bytes"][()]) == (30, 100)
@@ -71,7 +71,6 @@ def test_gauges_are_read_from_their_owners_when_somebody_looks() -> None:
         ("t", "ready"): 1,
     }
     assert now["open_leases"][T] == 1
-    assert now["state_values"]["t", "op"] == now["state_dirty"]["t", "op"] == 1
     assert set(now["waiting"].values()) == {0}
 
 
@@ -79,17 +78,38 @@ def test_a_task_that_left_the_worker_leaves_nothing_behind_but_what_was_counted(
     worker, task = Worker(), "leaving"  # no other test has a task of this name
     for turn in range(5):
         worker.append(worker.attach(store(), task), [(b"k", 1000, 1)], task)
-        assert worker.runtime.stats.snapshot()["open_leases"] == {(task,): 0.0}
+        assert readings(worker.metrics)["open_leases"] == {(task,): 0.0}
         worker.runtime.detach(task)
-        now = worker.runtime.stats.snapshot()
-        assert now["appended_rows"] == {(task,): turn + 1.0}
-        gauges = [each for each in worker.metrics.instruments() if each.kind == "gauge"]
+        assert readings(worker.metrics)["appended_rows"] == {(task,): turn + 1.0}
         assert [
-            sample for each in gauges for sample in each.samples() if sample.labels.get("task") == task
+            sample
+            for each, samples in worker.metrics.collect()
+            for sample in samples
+            if each.kind == "gauge" and sample.labels.get("task") == task
         ] == []
     gc.collect()
     # isinstance would follow weak proxies of other tests, and raise for those whose object is gone
     assert [each for each in gc.get_objects() if type(each) is KeyLru and each.task == task] == []
+
+
+def test_workers_that_share_metrics_are_summed_and_one_that_is_closed_has_no_gauges() -> None:
+    metrics = Metrics()
+    one, other = Worker(metrics=metrics), Worker(metrics=metrics)
+    for worker, task, rows in ((one, "a", 1), (other, "b", 3)):
+        worker.append(worker.attach(store(), task), [(b"k", 1000, row) for row in range(rows)], task)
+    for _ in range(2):  # asking changes nothing
+        now = readings(metrics)
+        assert now["pool_bytes"] == {(): one.parts.pool.total + other.parts.pool.total}
+        assert now["backlog_bytes"] == {(): one.parts.backlog.used + other.parts.backlog.used}
+        assert {task for task, _ in now["hot_bytes"]} == {"a", "b"}
+    one.runtime.close()
+    now = readings(metrics)
+    assert now["pool_bytes"] == {(): other.parts.pool.total} and {task for task, _ in now["hot_bytes"]} == {
+        "b"
+    }
+    other.runtime.close()
+    gauges = [(each.name, samples) for each, samples in metrics.collect() if each.kind == "gauge"]
+    assert gauges and all(samples == [] for _, samples in gauges)
 
 
 def test_the_same_numbers_are_metrics_of_the_process() -> None:

@@ -20,6 +20,7 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import AppendBatch, BucketIndex, PlainState, Tenant
 from tidegate.storage.maintenance.operations import Operation, Result
+from tidegate.storage.metrics import PREFIX
 from tidegate.storage.reader import RangeRequest
 from tidegate.storage.runs.aggregates import Count, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
@@ -62,6 +63,16 @@ def resident(handle: StateHandle[Any], key: bytes) -> Any:
     return None if entry is None else entry.value
 
 
+def readings(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
+    """The numbers of storage by instrument, without prefix and `_total`, and label values."""
+    return {
+        each.name.removeprefix(PREFIX).removesuffix("_total"): {
+            tuple(sample.labels.values()): sample.value for sample in samples
+        }
+        for each, samples in metrics.collect()
+    }
+
+
 class Worker:
     """A runtime and what it was given."""
 
@@ -72,13 +83,14 @@ class Worker:
         backend: StorageBackend | None = None,
         clock: Clock | None = None,
         scheduler: Any = None,
+        metrics: Metrics | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> None:
         self.clock: Any = clock or ManualClock()
         self.scheduler: Any = scheduler or ManualScheduler(self.clock)
         self.backend: Any = backend or MemoryBackend(randomness=SeededRandomness(seed + 1))
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.runtime = WorkerStorageRuntime.open(
             config or StorageConfig.for_tests(**settings),
             self.backend,
@@ -125,7 +137,7 @@ class Worker:
 
     def counter(self, name: str, task: str = TASK) -> float:
         """A counter of the task."""
-        return self.runtime.stats.snapshot()[name].get((task,), 0.0)
+        return readings(self.metrics)[name].get((task,), 0.0)
 
     def used(self, tenant: str, task: str = TASK) -> int:
         return self.parts.pool.used(task, Tenant(tenant))

@@ -147,3 +147,7 @@ def test_metrics_of_the_reference_are_those_of_the_product(tmp_path: Path) -> No
     listed = set(re.findall(r"^\| `(tidegate_\w+)` \|", reference, re.MULTILINE))
     assert listed - product == set(), "listed, and exported nowhere"
     assert product - listed == set(), "exported, and not listed"
+    section = reference.partition("\n## The page\n")[2]
+    shown = set(re.findall(r"^(tidegate_\w+)[{ ]", page.decode(), re.MULTILINE))
+    assert {"tidegate_dropped_records_total", "tidegate_held_records", "tidegate_topics"} <= shown
+    assert {each for each in shown if f"`{each}`" not in section} == set(), "not said to be on the page"

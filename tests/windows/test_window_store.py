@@ -18,7 +18,7 @@ from tidegate.windows.stores.segmented_store import Position
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.value_store import StoreIterator, TimestampedValue
 from tidegate.windows.stores.window_store import WindowStore
-from workers import TASK, Worker
+from workers import TASK, Worker, readings
 
 I, W = 60_000, 3  # noqa: E741 - the interval, as everywhere
 Log = list[tuple[bytes, bytes | None, int]]
@@ -604,7 +604,7 @@ def test_a_dropped_time_segment_gives_its_disk_back(tmp_path: Path) -> None:
 
     def reclaimable() -> set[str]:
         names = [each for each in worker.runtime._parts.retirement.retired(TASK) if each.endswith(".pack")]
-        assert worker.runtime.stats.snapshot()["retired_packs"][(TASK, "held")] >= len(names)
+        assert readings(worker.metrics)["retired_packs"][(TASK, "held")] >= len(names)
         return {each.rsplit("/", 1)[1].split("-")[0] for each in names}
 
     token = worker.runtime.checkpoint(TASK)

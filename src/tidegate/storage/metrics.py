@@ -1,14 +1,15 @@
 """The metrics of storage: every gauge and counter of a worker, by name.
 
-Components count each operation once, with the methods of `StorageStats`; `snapshot` reads gauges from their owners.
+Components count each operation once, with the methods of `StorageStats`. Gauges are read from their owners when the
+metrics are asked for, and have no numbers once the runtime is closed.
 
 Safe from any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tidegate.metrics import Instrument, Metrics
 from tidegate.storage.scratch import Scratch
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from tidegate.storage.parts import StorageParts, TaskStorage
 
 PREFIX = "tidegate_storage_"
-
-Readings: TypeAlias = "Mapping[str, Mapping[tuple[str, ...], float]]"
-"""Numbers by instrument (without prefix) and label values, in the order of the instrument's labels."""
 
 _OF_TASK = {
     "appended_rows": "rows accepted",
@@ -78,10 +76,6 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "open_leases": ("leases on packs not closed yet", ("task",)),
     "reclaimable_bytes": ("bytes in packs that no live metadata names", ("task",)),
     "retired_packs": ("packs waiting to be deleted, and for what", ("task", "why")),
-    "state_values": ("resident state values", ("task", "namespace")),
-    "state_dirty": ("state changes not saved yet", ("task", "namespace")),
-    "state_loads": ("state values read from the shelf so far", ("task", "namespace")),
-    "state_flushed": ("state values written to the shelf so far", ("task", "namespace")),
 }
 
 
@@ -97,6 +91,12 @@ class StorageStats:
             self._all[name] = metrics.counter(f"{PREFIX}{name}_total", summary, labels)
         for name, (summary, labels) in _GAUGES.items():
             self._all[name] = metrics.gauge(f"{PREFIX}{name}", summary, labels)
+        self._metrics = metrics
+        metrics.read_when_asked(self._read, [self._all[name] for name in _GAUGES])
+
+    def close(self) -> None:
+        """Remove the gauges, whose owners are gone; counters stay."""
+        self._metrics.stop_reading(self._read)
 
     def count(self, task: str, **amounts: float) -> None:
         """Add to counters of a task (`_OF_TASK`)."""
@@ -111,38 +111,29 @@ class StorageStats:
         """Count a wait that ended in an error."""
         self._all["overloads"].add(1, task=task, reason=reason or "other")
 
-    def snapshot(self) -> Readings:
-        """Update the gauges and return all present values."""
-        for look in list(self._looks.values()):
-            look()
-        return {
-            name: {tuple(sample.labels.values()): sample.value for sample in instrument.samples()}
-            for name, instrument in self._all.items()
-        }
-
     def watch_memory(self, parts: StorageParts) -> None:
         """Read the gauges of memory, backlog and scratch from these."""
         pool, backlog, scratch = parts.pool, parts.backlog, parts.scratch
 
         def look() -> None:
-            self._set("pool_bytes", pool.total)
-            self._set("pool_limit_bytes", pool.limit)
-            self._set("backlog_bytes", backlog.used)
-            self._set("backlog_limit_bytes", backlog.limit)
+            self._add("pool_bytes", pool.total)
+            self._add("pool_limit_bytes", pool.limit)
+            self._add("backlog_bytes", backlog.used)
+            self._add("backlog_limit_bytes", backlog.limit)
             for what, waiting, waited in (
                 ("memory", pool.waiting, pool.waits),
                 ("backlog", backlog.waiting, backlog.waits),
             ):
-                self._set("waiting", waiting, what=what)
-                self._set("waited", waited, what=what)
+                self._add("waiting", waiting, what=what)
+                self._add("waited", waited, what=what)
             for kind in Scratch:
-                self._set("scratch_in_use", scratch.in_use(kind), kind=kind)
-                self._set("waiting", scratch.waiting(kind), what=f"{kind} scratch")
+                self._add("scratch_in_use", scratch.in_use(kind), kind=kind)
+                self._add("waiting", scratch.waiting(kind), what=f"{kind} scratch")
             for task, tenants in pool.ledger().items():
                 for tenant, nbytes in tenants.items():
-                    self._set("hot_bytes", nbytes, task=task, tenant=tenant)
+                    self._add("hot_bytes", nbytes, task=task, tenant=tenant)
                 for cache in (parts.write_buffer, parts.base_runs):
-                    self._set("hot_runs", cache.count(task), task=task, tenant=cache.tenant)
+                    self._add("hot_runs", cache.count(task), task=task, tenant=cache.tenant)
 
         self._looks[""] = look
 
@@ -151,25 +142,20 @@ class StorageStats:
         task, parts = storage.task, storage.parts
 
         def look() -> None:
-            self._set("open_leases", parts.pins.open_leases(task), task=task)
-            self._set("reclaimable_bytes", parts.use.reclaimable(task), task=task)
+            self._add("open_leases", parts.pins.open_leases(task), task=task)
+            self._add("reclaimable_bytes", parts.use.reclaimable(task), task=task)
             for why, packs in parts.retirement.waiting(task).items():
-                self._set("retired_packs", packs, task=task, why=why)
-            for cache in storage.handles():
-                place = {"task": task, "namespace": cache.namespace}
-                self._set("state_values", len(cache), **place)
-                self._set("state_dirty", cache.dirty, **place)
-                self._set("state_loads", cache.loads, **place)
-                self._set("state_flushed", cache.flushed, **place)
+                self._add("retired_packs", packs, task=task, why=why)
 
         self._looks[task] = look
 
     def forget_task(self, task: str) -> None:
-        """Remove the gauges of a task that left the worker; its counters stay."""
+        """Read the gauges of a task no longer, which left the worker; its counters stay."""
         self._looks.pop(task, None)
-        for name, (_, labels) in _GAUGES.items():
-            if "task" in labels:
-                self._all[name].forget(task=task)
 
-    def _set(self, name: str, value: float, **labels: object) -> None:
-        self._all[name].set(value, **labels)
+    def _read(self) -> None:
+        for look in list(self._looks.values()):
+            look()
+
+    def _add(self, name: str, value: float, **labels: object) -> None:
+        self._all[name].add(value, **labels)

@@ -408,6 +408,7 @@ class WorkerStorageRuntime:
         if self._owns_scheduler:
             self._scheduler.close()
         leaks = self.leaks()
+        self.stats.close()
         self._parts.pool.set_relief(None)
         self._parts.packs.close()
         self._parts.backend.close()

@@ -187,8 +187,6 @@ class StateCache(Generic[Value]):
         self.task = storage.task
         self.namespace = namespace
         self.codec = codec
-        self.loads = 0
-        self.flushed = 0
         self._storage, self._parts, self._key_lru = storage, storage.parts, storage.key_lru
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -351,8 +349,6 @@ class StateCache(Generic[Value]):
 
     def _load(self, key: bytes) -> bytes | None:
         found, blobs = self._parts.shelf.read(self.task, self.namespace, pa.array([key], pa.binary()))
-        with self._lock:
-            self.loads += 1
         return blobs[0].as_py() if found[0] else None
 
     def _wait(self, key: bytes, left_ms: int) -> None:
@@ -465,7 +461,6 @@ class StateCache(Generic[Value]):
                     del self._dirty[key]
             for key in gone:
                 self._deleted.pop(key, None)
-            self.flushed += len(entries) + len(gone)
         return len(entries) + len(gone)
 
 
