@@ -63,7 +63,7 @@ def test_a_leader_that_was_replaced_appends_to_the_broker_in_vain(broker: Broker
         settle(second, leader=second)
         leading = paused.serving.leading[0]
         for _ in range(100):  # it copies the records too, being a leader as far as it knows
-            if leading.step(100) and any(not counts for _, _, counts in led(rows(log, VERSION))):
+            if leading.step() and any(not counts for _, _, counts in led(rows(log, VERSION))):
                 break
         settle(paused, second, leader=second)
         assert paused.roles[0] is Role.STANDBY and second.counts.fenced > 0

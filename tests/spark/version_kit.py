@@ -20,7 +20,7 @@ from tidegate.spark.push import ingest_on_spark
 from tidegate.storage import open_backend
 from tidegate.tables.commits import load_commits
 from tidegate.tables.queries import all_rows
-from tidegate.tables.rows import typed
+from tidegate.tables.rows import StoredForm
 from tidegate.tables.snapshot import EARLIEST
 from tidegate.tables.versions.catalog import State, TableVersion, Versions
 from tidegate.tables.versions.ingest import Ingested
@@ -72,10 +72,8 @@ class Job:
     def stored(self) -> list[tuple[str, str]]:
         """The rows of all partitions; read as if the version were ready, which with a fault it never is."""
         with self._view() as view:
-            found = typed(
-                pa.Table.from_batches(list(all_rows(view.source, EARLIEST, batch_rows=1 << 16))),
-                view.source.rules,
-            ).to_pylist()
+            rows = pa.Table.from_batches(list(all_rows(view.source, EARLIEST, batch_rows=1 << 16)))
+            found = StoredForm(view.source.rules).typed(rows).to_pylist()
         return sorted((row["key"], row["value"]) for row in found)
 
     def drained(self, partition: int) -> int:
