@@ -22,7 +22,12 @@ import tidegate as tg
 from window_oracles import Clock, Record, oracle_of
 
 T0 = 1_767_261_600_000
-VALUE = {"id": "string", "group": "string", "x": "int64", "at": "int64"}
+# any of them may be null in all records that a filter leaves
+VALUE = {
+    name: tg.field(kind, optional=True)
+    for name, kind in [("id", "string"), ("group", "string"), ("x", "int64")]
+}
+VALUE["at"] = tg.field("int64")
 Rows = dict[tuple[Any, int, int], dict[str, Any]]  # key, start, end → the aggregates
 
 
