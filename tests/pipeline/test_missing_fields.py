@@ -220,6 +220,34 @@ def test_records_without_keys_in_several_partitions_are_told_at_the_start(tmp_pa
         deduplicated(tmp_path, "order_id").run("local", until="caught_up")
 
 
+@pytest.mark.parametrize("step", ["window", "drop_duplicates"])
+def test_records_without_keys_behind_a_filter_are_told_as_such_and_the_filter_named_helps(
+    tmp_path, step
+) -> None:
+    """It said that none of the newest records had a key, which most of them had."""
+    produce(tmp_path, *ORDERS, partitions=2)
+    produce(tmp_path, {"order_id": "x", "amount": -1.0}, key=None)
+
+    def refunds(*conditions: str) -> tg.App:
+        app, orders = stream(tmp_path, order_id="string", amount="double")
+        for condition in ("amount < 0", *conditions):
+            orders = orders.filter(condition)
+        if step == "window":
+            orders.window(tg.Tumbling("1m")).count().to_table("minutes")
+        else:
+            orders.drop_duplicates("order_id", within="1h").to_topic("unique")
+        return app
+
+    with pytest.raises(InvalidError) as refused:
+        refunds().run("local", until="caught_up")
+    said = str(refused.value)
+    assert (
+        "no record that comes so far has a key; " in said or "no record that comes so far has a key, " in said
+    )
+    assert "leave them out with .filter('key IS NOT NULL')" in said
+    assert refunds("key IS NOT NULL").run("local", until="caught_up").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("declared", "factor", "unit"), [("timestamp", 0.001, "seconds"), ("timestamp[us]", 1, "milliseconds")]
 )

@@ -206,6 +206,9 @@ def _checked(flow: Flow, batches: list[pa.RecordBatch], partitions: int, *, call
     return Fields(tuple(dict.fromkeys(wrong)), tuple(looked.notes(wrong)))
 
 
+_LEAVE_OUT = "leave them out with .filter('key IS NOT NULL')"
+
+
 class _Looked:
     """A sample's events, and the fields that none of them has."""
 
@@ -239,8 +242,8 @@ class _Looked:
                     yield from self._columns("drop_duplicates", step.rule.columns, events)
                     if self._flow.rekey_at is None and partitions > 1 and _has_no_key(events):
                         yield (
-                            f"drop_duplicates finds copies by key inside a partition, and {self._none} has a key; say "
-                            f".key_by({step.rule.columns[0]!r}) before it"
+                            f"drop_duplicates finds copies by key inside a partition, and {self._no(events)} has a "
+                            f"key; say .key_by({step.rule.columns[0]!r}) before it, or {_LEAVE_OUT}"
                         )
                 case Aggregate():
                     for each in step.aggregates:
@@ -271,12 +274,16 @@ class _Looked:
     def _none(self) -> str:
         return f"none of the {self._read:,} newest records of {self._flow.source.topic}"
 
+    def _no(self, events: list[EventBatch]) -> str:
+        """None of the records read, or none of those that earlier steps left."""
+        return self._none if sum(map(len, events)) == self._read else "no record that comes so far"
+
     def _keys(self, keyed: KeyBy | None, events: list[EventBatch]) -> Iterator[str]:
         """Yield errors about windows of events that all have no key."""
         if keyed is None:
             yield (
-                f"windows are kept by key, and {self._none} has a key, so all would be left out; say .key_by(…) before "
-                ".window(…)"
+                f"windows are kept by key, and {self._no(events)} has a key, so all would be left out; say .key_by(…) "
+                f"before .window(…), or {_LEAVE_OUT}"
             )
             return
         name = shown(keyed.expression)
