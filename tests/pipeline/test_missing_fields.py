@@ -241,9 +241,7 @@ def test_records_without_keys_behind_a_filter_are_told_as_such_and_the_filter_na
     with pytest.raises(InvalidError) as refused:
         refunds().run("local", until="caught_up")
     said = str(refused.value)
-    assert (
-        "no record that comes so far has a key; " in said or "no record that comes so far has a key, " in said
-    )
+    assert "no record that comes so far has a key" in said and "newest records" not in said
     assert "leave them out with .filter('key IS NOT NULL')" in said
     assert refunds("key IS NOT NULL").run("local", until="caught_up").exit_code == 0
 
