@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import tidegate as tg
 from tidegate.errors import InvalidError
 from tidegate.pipeline.progress import Progress
+from tidegate.pipeline.query import Tracker
 from tidegate.pipeline.settings import RunOptions, RunSettings
 
 
@@ -44,6 +47,23 @@ def test_a_progress_report_as_a_dictionary_has_the_times_of_the_round(tmp_path: 
     written(tmp_path, [b'{"amount":1}'] * 3).run("local", until="caught_up", progress=reports.append)
     told = [asdict(each)["timings_ms"] for each in reports if each.timings_ms]
     assert told and told == [dict(each.timings_ms) for each in reports if each.timings_ms]
+
+
+def test_the_progress_of_a_run_that_caught_up_has_the_round_that_it_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the progress before that round, if the caller was told before the progress had been made."""
+    was_told, after = threading.Event(), Tracker.after
+
+    def slowly(tracker: Tracker, outcome: Any) -> Progress:
+        was_told.wait(0.2)  # for a caller that does not wait for the progress
+        return after(tracker, outcome)
+
+    monkeypatch.setattr(Tracker, "after", slowly)
+    with written(tmp_path, [b'{"amount":1}'] * 3).start("local") as run:
+        progress = run.await_caught_up("60s")
+        was_told.set()
+    assert (progress.records, progress.lag_records, progress.caught_up) == (3, 0, True)
 
 
 def test_wait_says_its_new_name(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ WRONG = {
         r"revenue needs 'amout', which none of the 10 newest records of orders has; did you mean amount\?",
     ),
     "id": (deduplicated, r"drop_duplicates needs 'orderid', which none .* mean order_id\? they have amount, at"),
-    "key": (keyed, r"windows are kept by key, and none of the 10 newest records of orders has a key"),
+    "key": (keyed, r"key_by needs 'Order_Id', which none .* of orders has; did you mean order_id\?"),
     "event time": (timed, r"event time is 'att', which none .* did you mean at\?"),
     "derived": (derived, r"aggregate g needs 'gross', which is null in all records that come so far"),
 }  # fmt: skip
@@ -130,6 +130,61 @@ def test_an_optional_field_may_be_missing_everywhere(tmp_path, name) -> None:
     assert "it will not start" not in app.explain()
 
 
+def of_cancelled(folder: Path, use: str, note: Any) -> tg.App:
+    """Of the ten newest orders two are cancelled, and none of these has a note."""
+    values = [{"status": "cancelled" if number < 2 else "sent"} for number in range(10)]
+    produce(folder, *(value | ({"note": "a"} if value["status"] == "sent" else {}) for value in values))
+    app, orders = stream(folder, status="string", note=note)
+    orders = orders.filter("status = 'cancelled'")
+    if use == "key":
+        orders = orders.key_by("note", shards=2)
+    elif use == "key of an expression":
+        orders = orders.key_by("upper(note)", shards=2)
+    elif use == "derived":
+        orders = orders.select(note="upper(note)")
+    made = {"notes": tg.count("note"), "n": tg.count()}
+    orders.window(tg.Tumbling("1m")).agg(**({"n": tg.count()} if "key" in use else made)).to_table("minutes")
+    return app
+
+
+@pytest.mark.parametrize("use", ["aggregate", "derived", "key", "key of an expression"])
+def test_an_optional_field_may_be_null_in_all_records_that_a_filter_leaves(tmp_path, use) -> None:
+    """It was refused, although it was declared so and no other declaration would have helped."""
+    app = of_cancelled(tmp_path, use, tg.field("string", optional=True))
+    assert app.run("local", until="caught_up", close=True).exit_code == 0
+    with app.open_table("minutes") as table:
+        rows = [row.value for row in table.all()]
+    assert [row["n"] if isinstance(row, dict) else row for row in rows] == ([] if "key" in use else [2])
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (
+            "aggregate",
+            r"notes needs 'note', which is null .* so far; .* tg.field\(\"string\", optional=True\)",
+        ),
+        ("key", r"key_by needs 'note', which is null .* so far; .* tg.field\(\"string\", optional=True\)"),
+        ("key of an expression", r"key_by\('upper\(note\)'\) gives none to any record that comes so far"),
+    ],
+)
+def test_a_field_that_is_null_behind_a_filter_is_told_with_the_remedy(tmp_path, use, said) -> None:
+    app = of_cancelled(tmp_path, use, "string")
+    with pytest.raises(InvalidError, match=said):
+        app.run("local", until="caught_up")
+    assert "has a key" not in app.explain(), "each of the records has one"
+
+
+def test_windows_by_a_key_that_is_null_start_with_the_filter_that_the_message_names(tmp_path) -> None:
+    with pytest.raises(InvalidError) as refused:
+        of_cancelled(tmp_path, "key of an expression", "string").run("local", until="caught_up")
+    assert ".filter('(upper(note)) IS NOT NULL') before it" in str(refused.value)
+    app, orders = stream(tmp_path, status="string", note="string")
+    sound = orders.filter("status = 'cancelled'").filter("(upper(note)) IS NOT NULL").key_by("upper(note)")
+    sound.window(tg.Tumbling("1m")).count().to_table("minutes")
+    assert app.run("local", until="caught_up").exit_code == 0
+
+
 def test_a_field_that_is_null_but_there_is_said_so(tmp_path) -> None:
     produce(tmp_path, *({"amount": None} for _ in range(10)))
     with pytest.raises(InvalidError, match="'amount', which is null in all of the 10 newest records"):
@@ -163,6 +218,32 @@ def test_records_without_keys_in_several_partitions_are_told_at_the_start(tmp_pa
         InvalidError, match=r"none of the 10 newest records of orders has a key; say .key_by\('order_id'\)"
     ):
         deduplicated(tmp_path, "order_id").run("local", until="caught_up")
+
+
+@pytest.mark.parametrize("step", ["window", "drop_duplicates"])
+def test_records_without_keys_behind_a_filter_are_told_as_such_and_the_filter_named_helps(
+    tmp_path, step
+) -> None:
+    """It said that none of the newest records had a key, which most of them had."""
+    produce(tmp_path, *ORDERS, partitions=2)
+    produce(tmp_path, {"order_id": "x", "amount": -1.0}, key=None)
+
+    def refunds(*conditions: str) -> tg.App:
+        app, orders = stream(tmp_path, order_id="string", amount="double")
+        for condition in ("amount < 0", *conditions):
+            orders = orders.filter(condition)
+        if step == "window":
+            orders.window(tg.Tumbling("1m")).count().to_table("minutes")
+        else:
+            orders.drop_duplicates("order_id", within="1h").to_topic("unique")
+        return app
+
+    with pytest.raises(InvalidError) as refused:
+        refunds().run("local", until="caught_up")
+    said = str(refused.value)
+    assert "no record that comes so far has a key" in said and "newest records" not in said
+    assert "leave them out with .filter('key IS NOT NULL')" in said
+    assert refunds("key IS NOT NULL").run("local", until="caught_up").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,34 @@ def test_what_was_late_for_a_window_is_in_none(tmp_path: Path, emit: str, record
     assert sent(second, 5 * MINUTE) == naive(final, 5 * MINUTE, False)
 
 
+@pytest.mark.parametrize("emit", ["update", "close"])
+@pytest.mark.parametrize(
+    ("kind", "at", "start"),
+    [
+        (tg.Tumbling("1m", retention="1d"), T0 - 1, T0 - 5 * MINUTE),
+        (tg.Hopping("1m", "1m", retention="1d"), T0, T0),
+        (tg.Sliding("1m", retention="1d"), T0, T0 - 5 * MINUTE),
+        (tg.Sliding("1m", retention="1d"), T0 + 1, T0),
+        (tg.Session("1m", retention="1d"), T0 - 1, T0 - 5 * MINUTE),
+        (tg.Session("1m", retention="1d"), T0, T0),
+    ],
+)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_change_counts_a_millisecond_before_its_window_ends_and_a_session_at_its_end(
+    tmp_path: Path, kind: Any, at: int, start: int, emit: str, is_own: bool
+) -> None:
+    """The result is the same in the app that writes the windows, which knows their kind, and in another one."""
+    write(tmp_path, [("ann", at, 1.0)], partitions=1)
+    app = first_app(tmp_path, kind, emit)
+    said: dict[str, Any] = {"sessions": True} if isinstance(kind, tg.Session) else {"window_size": "1m"}
+    apps = [app, app if is_own else tg.App("second", log=tmp_path / "log", state=tmp_path / "second")]
+    changes = apps[1].changes("windows", value=ORDERS, emit=emit, **said)
+    changes.window(tg.Tumbling("5m", retention="1d")).agg(n=tg.sum("n"), rows=tg.count()).to_table("again")
+    for each in apps:
+        each.run("local", until="caught_up", close=True)
+    assert committed(apps[1]) == {("ann", start): {"n": 1, "rows": 1}}
+
+
 def test_a_deletion_that_takes_a_row_back_is_not_counted_as_a_dropped_record(tmp_path: Path) -> None:
     """Sessions that grow together delete the ones before; each deletion was counted as `no_value`."""
     write(tmp_path, [("ann", T0 + at * 1000, 1.0) for at in (0, 50, 20, 70, 35)], partitions=1)

@@ -5,8 +5,8 @@ its fields; any other serde, or none, gives one column `value`. Where a serde is
 event: a deletion in a table's topic is nothing that a stream could add up. Without a serde null values pass.
 
 A source of windowed keys gives events with the inner keys, and the windows' bounds as leading columns. Where state
-is kept, the event time is the last millisecond of the window, which is the same for every change of it; the record's
-own time is that of the newest record in the window.
+is kept, the event time is the session's end, or one millisecond before the end of any other window, which is the same
+for every change of it; the record's own time is that of the newest record in the window.
 
 Thread rule: values.
 """
@@ -142,7 +142,10 @@ class RecordDecoder:
         return times
 
     def window_time(self, values: pa.RecordBatch) -> Int64s:
-        """Return the last millisecond of each event's window; session bounds include the end, window bounds do not."""
+        """Return the ends of sessions, and the millisecond before the ends of other windows.
+
+        Sliding windows include their end, but the bytes of a key do not say whether its window is sliding.
+        """
         ends: Int64s = values.column(1).view(pa.int64()).to_numpy()
         return ends if self._windows is None or self._windows.size_ms is None else ends - 1
 

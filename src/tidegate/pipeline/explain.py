@@ -185,7 +185,10 @@ def _step_lines(source: Source, steps: Sequence[Step], schemas: Sequence[Any]) -
     value = "bytes" if source.value is None else source.value.name
     time = "the record's timestamp" if source.timestamp is None else f"column {source.timestamp}"
     if source.windows is not None:
-        time = "the last millisecond of the window where state is kept"
+        when = (
+            "the session's end" if source.windows.size_ms is None else "a millisecond before the window's end"
+        )
+        time = f"{when} where state is kept"
     yield f"    {source.topic} from {source.start}: key {source.key.name}, value {value}, time is {time}"
     if source.has_updates:
         yield "      changes of windows: where state is kept, what a window was is taken back for its new value"

@@ -447,7 +447,7 @@ class Run:
         while not self._stopping:
             started_ms = self._clock.monotonic_ms()
             try:
-                outcome = self._stepped(targets, closing)
+                outcome, reached = self._stepped(targets, closing)
             except (ConflictError, UnavailableError) as error:
                 if isinstance(error, ConflictError):
                     if not self._coordinator.generation.was_left:
@@ -462,7 +462,7 @@ class Run:
                 self._wait(self._clock.monotonic_ms() + RETRY_MS)
                 continue
             reached_ms = self._clock.monotonic_ms()
-            self._tell(outcome)
+            self._tell(outcome, reached)
             if outcome.kind != "rest":
                 if outcome.lag_records == 0 and not until:
                     self._wait(started_ms + self._settings.trigger_ms)
@@ -479,7 +479,9 @@ class Run:
                 wake_ms = min(wake_ms, max(1, outcome.rest_until_ms - self._clock.now_ms()))
             self._wait(started_ms + wake_ms)
         self._coordinator.deliver_outstanding()
-        self._mark_reached()
+        with self._changed:
+            self._reached = self._coordinator.commit
+            self._changed.notify_all()
         return self._progress.lag_records == 0, False
 
     def _is_asked_to_stop(
@@ -487,13 +489,13 @@ class Run:
     ) -> bool:  # by another thread, which a type checker does not expect in the loop
         return self._stopping
 
-    def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
-        """Do a step, and deliver its results if no round follows immediately."""
+    def _stepped(self, targets: Targets | None, closing: bool) -> tuple[StepOutcome, CommitRecord | None]:
+        """Do a step; if no round follows immediately, deliver its results and return the commit they are of."""
         outcome = self._coordinator.step(targets=targets, closing=closing)
-        if outcome.lag_records == 0 or outcome.kind == "rest":
-            self._coordinator.deliver_outstanding()
-            self._mark_reached()
-        return outcome
+        if outcome.lag_records and outcome.kind != "rest":
+            return outcome, None
+        self._coordinator.deliver_outstanding()
+        return outcome, self._coordinator.commit
 
     def _wait(self, until_ms: int) -> None:
         with self._changed:
@@ -501,18 +503,15 @@ class Run:
             if left_ms > 0 and not self._stopping:
                 self._clock.wait_ms(self._changed, left_ms)
 
-    def _tell(self, outcome: StepOutcome) -> None:
+    def _tell(self, outcome: StepOutcome, reached: CommitRecord | None = None) -> None:
+        """Set the progress and, with it, the commit whose results are delivered; None: as before."""
         progress = self._tracker.after(outcome)
         with self._changed:
             self._progress = progress
+            self._reached = self._reached if reached is None else reached
             self._changed.notify_all()
         if self._show is not None:
             self._show(progress)
-
-    def _mark_reached(self) -> None:
-        with self._changed:
-            self._reached = self._coordinator.commit
-            self._changed.notify_all()
 
     def _has_reached(self, targets: Targets) -> bool:
         commit = self._reached

@@ -26,7 +26,7 @@ from tidegate.clock import SystemClock
 from tidegate.errors import TidegateError
 from tidegate.integrity.verdicts import tolerance_of
 from tidegate.log.log import is_kafka, open_log
-from tidegate.pipeline.expressions import nearest
+from tidegate.pipeline.expressions import nearest, shown
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.topology import Aggregate, Dedupe, Filter, KeyBy, Lookup, Map, Select, Step
 from tidegate.storage import open_backend
@@ -206,6 +206,9 @@ def _checked(flow: Flow, batches: list[pa.RecordBatch], partitions: int, *, call
     return Fields(tuple(dict.fromkeys(wrong)), tuple(looked.notes(wrong)))
 
 
+_LEAVE_OUT = "leave them out with .filter('key IS NOT NULL')"
+
+
 class _Looked:
     """A sample's events, and the fields that none of them has."""
 
@@ -217,6 +220,8 @@ class _Looked:
         if isinstance(value, Avro):
             self._optional |= value.optional
         self._missing = [name for name in flow.schemas[0].names if _is_null(events, name)]
+        # what is computed from optional fields, once one of them is null everywhere
+        self._may_be_null = bool(self._optional.intersection(self._missing))
 
     def time(self, reasons: list[dict[int, str]]) -> Iterator[str]:
         """Yield errors about event time that is missing, or in another unit, everywhere."""
@@ -228,7 +233,7 @@ class _Looked:
 
     def steps(self, partitions: int, calls_functions: bool) -> Iterator[str]:
         """Yield errors about ids, aggregates and keys that are null in every event that reaches their step."""
-        events = self._events
+        events, keyed = self._events, None
         for place, step in enumerate(self._flow.steps):
             match step:
                 case Lookup():
@@ -237,17 +242,14 @@ class _Looked:
                     yield from self._columns("drop_duplicates", step.rule.columns, events)
                     if self._flow.rekey_at is None and partitions > 1 and _has_no_key(events):
                         yield (
-                            f"drop_duplicates finds copies by key inside a partition, and {self._none} has a key; say "
-                            f".key_by({step.rule.columns[0]!r}) before it"
+                            f"drop_duplicates finds copies by key inside a partition, and {self._no(events)} has a "
+                            f"key; say .key_by({step.rule.columns[0]!r}) before it, or {_LEAVE_OUT}"
                         )
                 case Aggregate():
                     for each in step.aggregates:
                         yield from self._columns(f"aggregate {each.name}", each.columns, events)
                     if _has_no_key(events):
-                        yield (
-                            f"windows are kept by key, and {self._none} has a key, so all would be left out; say "
-                            ".key_by(…) before .window(…)"
-                        )
+                        yield from self._keys(keyed, events)
                 case _:
                     if not calls_functions and _has_function(step):
                         return
@@ -256,9 +258,11 @@ class _Looked:
                         events = [each if stage is None else stage(each) for each in events]
                     except Exception:  # noqa: BLE001 - a function of the user's: the run will tell
                         return
+                    keyed = step if isinstance(step, KeyBy) else keyed
             events = [each for each in events if len(each)]
             if not events:
                 return
+            self._may_be_null |= any(_is_null(events, name) for name in self._optional)
 
     def notes(self, wrong: Sequence[str]) -> Iterator[str]:
         """Yield declared fields that no record has and no error mentions."""
@@ -270,16 +274,39 @@ class _Looked:
     def _none(self) -> str:
         return f"none of the {self._read:,} newest records of {self._flow.source.topic}"
 
+    def _no(self, events: list[EventBatch]) -> str:
+        """None of the records read, or none of those that earlier steps left."""
+        return self._none if sum(map(len, events)) == self._read else "no record that comes so far"
+
+    def _keys(self, keyed: KeyBy | None, events: list[EventBatch]) -> Iterator[str]:
+        """Yield errors about windows of events that all have no key."""
+        if keyed is None:
+            yield (
+                f"windows are kept by key, and {self._no(events)} has a key, so all would be left out; say .key_by(…) "
+                f"before .window(…), or {_LEAVE_OUT}"
+            )
+            return
+        name = shown(keyed.expression)
+        if _is_null(events, name):
+            yield from self._columns("key_by", [name], events)
+        elif not self._may_be_null:
+            condition = f"({name}) IS NOT NULL" if isinstance(keyed.expression, str) else "…"
+            yield (
+                f"windows are kept by key, and key_by({name!r}) gives none to any record that comes so far, so all "
+                f"would be left out; key by something else, or say .filter({condition!r}) before it"
+            )
+
     def _columns(self, what: str, columns: Sequence[str], events: list[EventBatch]) -> Iterator[str]:
         source = self._flow.schemas[0].names
         for name in columns:
-            if not _is_null(events, name):
+            if name in self._optional or not _is_null(events, name):
                 continue
             if name in self._missing:
-                if name not in self._optional:
-                    yield f"{what} needs {self._nowhere(name)}"
-            elif name in source or not self._optional.intersection(self._missing):
-                yield f"{what} needs {name!r}, which is null in all records that come so far"
+                yield f"{what} needs {self._nowhere(name)}"
+            elif name in source or not self._may_be_null:
+                remedy = self._remedy(name) if name in source else ""
+                said = f"{what} needs {name!r}, which is null in all records that come so far"
+                yield f"{said}; {remedy}" if remedy else said
 
     def _nowhere(self, name: str) -> str:
         """`'amout', which none of the 50 newest records of orders has; did you mean amount? …`"""
@@ -289,12 +316,17 @@ class _Looked:
             near = nearest(name, self._names).rstrip("?")
             have = ", ".join(sorted(self._names)[:12]) or "no field at all"
             said = f"{name!r}, which {self._none} has{near + '?' if near else ';'} they have {have}"
+        remedy = self._remedy(name)
+        return f"{said}. Write it as it is there, or {remedy}" if remedy else said
+
+    def _remedy(self, name: str) -> str:
+        """How to declare a source's field that may be null everywhere; empty for values without fields."""
         if isinstance(self._flow.source.value, Json):
             kind = self._flow.schemas[0].field(name).type
-            said += f'. Write it as it is there, or declare it tg.field("{kind}", optional=True) if it may be missing'
+            return f'declare it tg.field("{kind}", optional=True) if it may be missing'
         if isinstance(self._flow.source.value, Avro):
-            said += f". If it may be null in all of them, say so: Avro(…, optional=[{name!r}])"
-        return said
+            return f"say Avro(…, optional=[{name!r}]) if it may be null in all of them"
+        return ""
 
 
 def _has_function(step: Step) -> bool:

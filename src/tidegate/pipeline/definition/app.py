@@ -130,7 +130,8 @@ class App:
         changelog.
 
         Give `window_size`, which is not in the bytes, or `sessions=True`. The columns are `window_start`,
-        `window_end` and those of the value. Event time is the last millisecond of the window.
+        `window_end` and those of the value. Event time is one millisecond before the window's end, also of sliding
+        windows, which include it: the bytes do not say which kind it is. For sessions it is the end.
 
         `emit` says how the topic is written: `"update"` sends a window's new value whenever it changes (the default,
         and what Kafka Streams writes), `"close"` sends each window once. With updates, windows over this stream
