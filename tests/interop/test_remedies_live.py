@@ -30,7 +30,7 @@ def orders(broker: Broker) -> str:
 
 def test_a_topic_of_a_cluster_is_named_for_an_audit(orders: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["verify", "--log", orders]) == 2
-    typed(capsys.readouterr().err, "cli.verify._audit_cluster: verify", TOPIC="remedied")
+    typed(capsys.readouterr().err, "cli.verify.verify: verify", TOPIC="remedied")
 
 
 def test_segments_that_a_broker_does_not_show_are_looked_at_in_its_folder(

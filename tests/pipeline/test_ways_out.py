@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from remedies import typed
 from tidegate.cli.main import run as cli
 from tidegate.errors import InvalidError
 from tidegate.pipeline.admin import app_commits, app_status, replay_app, resume_partition
@@ -221,10 +222,14 @@ def test_a_flow_that_is_replayed_from_offsets_takes_those_that_read_it_with_it(t
     ran_chain(tmp_path, "close")
     backend = open_backend(tmp_path / "state")
     offsets = {"copied": {0: 0, 1: 0}}
-    with pytest.raises(InvalidError, match=r"by_copies reads copied, .* give by_copies:0=\d+ or more, too"):
+    with pytest.raises(
+        InvalidError, match=r"by_copies reads copied, .* give by_copies:0=\d+ or more, too"
+    ) as told:
         replay_app(backend, "chain", from_offsets=offsets)
     ends = app_status(backend, "chain").positions["by_copies"]
     replay_app(backend, "chain", from_offsets={**offsets, "by_copies": ends})
+    assert ran_chain(tmp_path, "close") == (60, 60)
+    typed(told.value, "pipeline.admin._check_offsets: app replay", "--state", str(tmp_path / "state"))
     assert ran_chain(tmp_path, "close") == (60, 60)
 
 
@@ -233,8 +238,9 @@ def test_a_commit_from_before_the_app_was_started_over_is_not_gone_back_to_blind
     ran_chain(tmp_path, "close", size=30)
     backend, kept = open_backend(tmp_path / "state"), commits_of(tmp_path)
     replay_app(backend, "chain")
-    with pytest.raises(InvalidError, match="from before app chain was started over"):
+    with pytest.raises(InvalidError, match="from before app chain was started over") as told:
         replay_app(backend, "chain", to_round=kept[2])
+    typed(told.value, "pipeline.admin._behind_what_was_sent: app replay", "--state", str(tmp_path / "state"))
     assert ran_chain(tmp_path, "close") == (60, 60)
 
 
