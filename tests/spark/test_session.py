@@ -49,7 +49,8 @@ def test_importing_the_package_loads_neither_pyspark_nor_arrow() -> None:
 
 
 def test_a_missing_pyspark_is_a_sentence_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyspark", None)
+    for name in ("pyspark", "pyspark.sql"):  # another test may have loaded it
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnavailableError, match=r"pip install 'tidegate\[spark\]'"):
         tidegate.spark.session()
 
