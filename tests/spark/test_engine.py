@@ -238,6 +238,12 @@ def test_a_run_uses_the_processes_of_the_run_before_it(spark: Any, tmp_path: Pat
     assert len(met[0]) == 2 and met[0] == met[1] == met[2]
 
 
+def test_the_word_spark_runs_on_the_session_that_is_open(spark: Any, folder: Path, local: Path) -> None:
+    summary = every_kind(folder).run("spark", trigger="once", clock=ManualClock(NOON))
+    assert summary.engine == "spark" and summary.caught_up
+    assert records(folder, "unlimited").keys() == records(local, "unlimited").keys()
+
+
 @pytest.fixture
 def meddled(tmp_path: Path) -> Path:
     """A small app whose records pass a function that does as it is asked."""

@@ -86,7 +86,7 @@ def test_WIN_7_7_03_a_null_key_is_skipped_and_counted(log: Log, tmp_path: Path) 
         assert table.counts.null_keys == 1
         assert table.counts.applied == 1
         sample = log.metrics.counter(
-            "tidegate_table_records_total", "records of tables by what became of them", ("table", "outcome")
+            "tidegate_table_records_total", "records of tables by outcome", ("table", "outcome")
         )
         assert sample.value(table="windows-changelog", outcome="null_keys") == 1
 

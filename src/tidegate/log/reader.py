@@ -236,7 +236,7 @@ class Reader:
         self._control_records = control_records
         self._clock = log.clock
         self._records = log.metrics.counter(
-            "tidegate_records_total", "records by what became of them", ("topic", "partition", "verdict")
+            "tidegate_records_total", "records by outcome", ("topic", "partition", "verdict")
         )
         self._buffer = buffer  # decoding copies out of it, so it can be reused
         self._pieces: Iterator[pa.RecordBatch] = iter(())

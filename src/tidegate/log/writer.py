@@ -267,7 +267,7 @@ class Writer:
         self._lock = threading.Lock()
         self._partitioner = Partitioner(topic, self.partitions, first=log.randomness.below(self.partitions))
         self._records = log.metrics.counter(
-            "tidegate_records_total", "records by what became of them", ("topic", "partition", "verdict")
+            "tidegate_records_total", "records by outcome", ("topic", "partition", "verdict")
         )
         self._failed: list[_NumberedWrite] = []
 

@@ -104,7 +104,7 @@ class Materialiser:
             state.partition: make(log, state, now_ms=now_ms, metrics=metrics) for state in source.partitions
         }
         self._records = metrics.counter(
-            "tidegate_table_records_total", "records of tables by what became of them", ("table", "outcome")
+            "tidegate_table_records_total", "records of tables by outcome", ("table", "outcome")
         )
         self._tail = TopicTail(log, source, read_bytes=cadence.read_bytes)
         self._moved = threading.Condition()
